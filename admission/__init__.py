@@ -1,0 +1,1 @@
+"""The ground floor of regate: the log of a run, the rules over it, the store and the gateway."""

@@ -1,0 +1,295 @@
+"""agenda(): what to do next, from the folded state and the store's time alone.
+
+The conductor only performs what stands here, and the explorer uses the same function to show that nothing gets stuck.
+Everything is level-triggered: an action is listed for as long as it is due, so a conductor that starts after a crash
+lists exactly what its predecessor left undone. Pure.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from admission import commands as cmd
+from admission.records import Attempt, Child
+from admission.rules_child import (
+    drop_reason,
+    finished_without_result,
+    missing_needs,
+    not_open_for,
+)
+from admission.rules_run import all_done, all_stopped, given_up, stopping_took_too_long
+from admission.standing import (
+    attention_since,
+    blocking_attempts,
+    blocking_children,
+    exhausted,
+    is_live,
+    phase,
+)
+from admission.state import RunState
+from admission.storage import Index
+from admission.vocabulary import (
+    AttemptState,
+    ChildMode,
+    ChildState,
+    ContractClass,
+    Disposition,
+    GateState,
+    Method,
+    RunPhase,
+    TaskState,
+    TryOutcome,
+)
+
+#: How long a launch may stay without an answer before the same message is sent again (ms).
+LAUNCH_RETRY_MS = 3_000
+#: How often a launch is tried before the child is given up.
+LAUNCHES_MAX = 6
+#: First wait before a stop is asked for again; doubled each time (ms).
+STOP_RETRY_MS = 2_000
+STOP_RETRY_MAX_MS = 60_000
+#: How long a service's own answer is waited for after the gate closed, before its void is asked for (ms).
+CLOSE_GRACE_MS = 250
+#: Waits between questions about one attempt: doubled each time, up to a minute (ms).
+ASK_AGAIN_MS = 500
+ASK_AGAIN_MAX_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Plan the next child of a scope (its agent's card says in which mode)."""
+
+    scope: str
+    revision: int
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Send a child's launching message, for the first time or again."""
+
+    child: str
+
+
+@dataclass(frozen=True, slots=True)
+class FindTask:
+    """A launch went out, its answer did not come, and the child must stop: look for its task."""
+
+    child: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask a child to stop."""
+
+    child: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """Keep looking at a child's task until it is seen in a terminal state."""
+
+    child: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Fetch and file the result of a child that is over."""
+
+    child: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Find out what became of an attempt, as its contract allows."""
+
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Append what follows from the state."""
+
+    command: cmd.Command
+
+
+Action = Plan | Launch | FindTask | Stop | Observe | Collect | Ask | Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda:
+    """What is due, and when (store time, ms) something else will be; None when only an event can change that."""
+
+    actions: tuple[Action, ...]
+    due_ms: int | None
+
+
+class _Times:
+    """Collects the earliest future time."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+        self.due: int | None = None
+
+    def reached(self, at: int) -> bool:
+        """Whether `at` has come; if not, it is remembered as a time to look again."""
+        if at <= self.now:
+            return True
+        if self.due is None or at < self.due:
+            self.due = at
+        return False
+
+
+def agenda(run: RunState, now: int, *, epoch: int = 0) -> Agenda:
+    """What the conductor should do for a run at store time `now`."""
+    times = _Times(now)
+    run.clock = max(run.time, now)
+    actions: list[Action] = []
+    if run.head:
+        actions += _gates(run, epoch)
+        for child in run.children.values():
+            actions += _child(run, child, times)
+        for attempt_id in run.open_attempts:
+            if _due_to_ask(run, run.attempts[attempt_id], times):
+                actions.append(Ask(attempt_id))
+        if _may_finish(run, epoch):
+            actions.append(Commit(cmd.Finish(by="conductor", epoch=epoch)))
+        elif phase(run) is RunPhase.CANCELLING:
+            _note_cancel_deadline(run, times)
+    return Agenda(tuple(actions), times.due)
+
+
+def _gates(run: RunState, epoch: int) -> Iterator[Action]:
+    for scope, gate in run.gates.items():
+        if gate.state is GateState.CLOSED:
+            if not blocking_attempts(run, scope) and not blocking_children(run, scope):
+                yield Commit(cmd.OpenScope(by="conductor", scope=scope, revision=gate.target, epoch=epoch))
+        elif gate.state is GateState.OPEN and not run.finished and _wants_child(run, scope):
+            plan = run.goal_of(scope)
+            if plan is not None:
+                yield Plan(scope, gate.cur, plan.agent)
+
+
+def _wants_child(run: RunState, scope: str) -> bool:
+    if run.scope_done(scope) or exhausted(run, scope) or missing_needs(run, scope):
+        return False
+    gate = run.gates[scope]
+    if not_open_for(run, cmd.PlanChild(scope=scope, revision=gate.cur, mode=ChildMode.MEDIATED)):
+        return False
+    child = run.children.get(run.current.get(scope, ""))
+    return child is None or child.revision != gate.cur or finished_without_result(run, child)
+
+
+def _child(run: RunState, child: Child, times: _Times) -> Iterator[Action]:
+    if child.settled:
+        if child.task and _result_is_due(run, child):
+            yield Collect(child.id)
+        return
+    current = run.is_current(child)
+    match child.state:
+        case ChildState.PLANNED:
+            if current:
+                yield Launch(child.id)
+        case ChildState.LAUNCHING:
+            if times.reached(child.launched_at + LAUNCH_RETRY_MS):
+                if child.launches >= LAUNCHES_MAX:
+                    lost = f"no answer to {child.launches} launches"
+                    yield Commit(cmd.DeclareLost(by="conductor", child=child.id, detail=lost))
+                elif current:
+                    yield Launch(child.id)
+                else:
+                    yield FindTask(child.id)
+        case _:
+            yield Observe(child.id)
+            if child.stop_wanted and times.reached(next_stop_at(child)):
+                yield Stop(child.id)
+
+
+def next_stop_at(child: Child) -> int:
+    """When a child is asked (again) to stop; 0 the first time."""
+    if child.stops == 0:
+        return 0
+    return child.stop_at + min(STOP_RETRY_MS << min(child.stops - 1, 10), STOP_RETRY_MAX_MS)
+
+
+def _result_is_due(run: RunState, child: Child) -> bool:
+    result = run.results.get(child.result)
+    if result is None:
+        return child.task_state is TaskState.COMPLETED
+    if result.disposition is not Disposition.PARKED:
+        return False
+    again = cmd.FileResult(child=child.id, task=child.task, stamp=None)
+    return run.gates[child.scope].state is not GateState.HELD or bool(drop_reason(run, again)) and not run.gates[
+        child.scope
+    ].holds
+
+
+def can_be_asked(contract_class: ContractClass) -> Method | None:
+    """By which question a class of service can be asked what became of an attempt; None when it cannot."""
+    match contract_class:
+        case ContractClass.VOID:
+            return Method.VOID
+        case ContractClass.LOOKUP | ContractClass.NOT_AFTER:
+            return Method.LOOKUP
+        case ContractClass.KEY | ContractClass.GW_ACK | ContractClass.OPAQUE:
+            return None
+
+
+def all_closed(attempt: Attempt) -> bool:
+    """Whether every granted try is proven not executed."""
+    return bool(attempt.tries) and all(t.outcome is TryOutcome.NOT_EXECUTED for t in attempt.tries)
+
+
+def _due_to_ask(run: RunState, attempt: Attempt, times: _Times) -> bool:
+    if attempt.state is AttemptState.ADMITTED:
+        return False
+    facts = run.facts_of(attempt)
+    method = can_be_asked(facts.contract_class)
+    gate = run.gates[attempt.scope]
+    closed = gate.state in (GateState.CLOSED, GateState.SEALED)
+    if all_closed(attempt) and closed:
+        return True  # its gateway meant to try again, and may no longer
+    if attempt.state is AttemptState.UNKNOWN:
+        return method is not None and times.reached(_ask_again_at(attempt))
+    start = attempt.reconcile_at
+    if closed and method is Method.VOID:
+        start = min(start, gate.closed_at + CLOSE_GRACE_MS)
+    if not times.reached(start):
+        return False
+    return attempt.asked == 0 or times.reached(_ask_again_at(attempt))
+
+
+def _ask_again_at(attempt: Attempt) -> int:
+    if attempt.asked == 0:
+        return 0
+    return attempt.asked_at + min(ASK_AGAIN_MS << min(attempt.asked - 1, 10), ASK_AGAIN_MAX_MS)
+
+
+def _may_finish(run: RunState, epoch: int) -> bool:
+    finish = cmd.Finish(epoch=epoch)
+    match phase(run):
+        case RunPhase.RUNNING | RunPhase.BLOCKED:
+            return all_done(run, finish) or given_up(run, finish)
+        case RunPhase.CANCELLING:
+            return all_stopped(run, finish) or stopping_took_too_long(run, finish)
+        case RunPhase.CANCELLED_UNRESOLVED:
+            return all_stopped(run, finish)
+        case _:
+            return False
+
+
+def _note_cancel_deadline(run: RunState, times: _Times) -> None:
+    from admission.rules_run import CANCEL_DEADLINE_MS
+
+    for child in run.children.values():
+        if not child.settled and child.stops:
+            times.reached(child.stop_at + CANCEL_DEADLINE_MS + 1)
+
+
+def index_of(run: RunState) -> Index:
+    """The run's entries in its partition's indexes; a function of the state alone, so they can be rebuilt."""
+    live = is_live(run)
+    if not live:
+        return Index(live=False, attention_ms=attention_since(run), due_ms=None)
+    plan = agenda(run, run.time)
+    waits_for_time = any(not isinstance(action, Observe) for action in plan.actions)
+    return Index(live=True, attention_ms=attention_since(run), due_ms=run.time if waits_for_time else plan.due_ms)

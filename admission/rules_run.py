@@ -1,0 +1,447 @@
+"""Rules of a run and of its gates: starting, revising, holding, cancelling, opening, finishing. Pure.
+
+Recording a revision and closing the gates are one row: folding RevisionAccepted closes, revokes and marks. Opening
+re-derives its precondition here, so that a decision made elsewhere, earlier, can never open a gate.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from admission import commands as cmd
+from admission import events as ev
+from admission.records import Gate
+from admission.standing import (
+    blocking_attempts,
+    blocking_children,
+    exhausted,
+    phase,
+)
+from admission.state import RunState
+from admission.table import Answer, Machine, Row
+from admission.vocabulary import (
+    AttemptState,
+    ChildMode,
+    GateState,
+    RunPhase,
+    UpdateKind,
+    canonical,
+    digest,
+    within,
+)
+
+P = RunPhase
+_LIVE = (P.RUNNING, P.PAUSED, P.REDIRECTING, P.BLOCKED)
+_ENDED = (P.CANCELLED, P.COMPLETED, P.FAILED)
+_STOPPING = (P.CANCELLING, P.CANCELLED_UNRESOLVED)
+_EXISTING = (*_LIVE, *_STOPPING, *_ENDED)
+
+#: How long a cancelled run waits for children to be seen stopped before it reports itself unresolved (ms).
+CANCEL_DEADLINE_MS = 15_000
+
+
+def payload_hash(command: cmd.Command) -> str:
+    """What two sendings of one request are compared by: everything but who sent it."""
+    return digest(canonical(msgspec.to_builtins(replace(command, by=""))))
+
+
+def goal_hash(goal: ev.Goal) -> str:
+    """The name of a goal's exact content."""
+    return digest(canonical(ev.goal_dict(goal)))
+
+
+# --- guards ----------------------------------------------------------------------------------------------------------
+
+
+def request_seen(run: RunState, command: Any) -> bool:
+    """This request id was carried out before, with the same content."""
+    handled = run.requests.get(command.request_id)
+    return handled is not None and handled.payload_hash == payload_hash(command)
+
+
+def request_reused(run: RunState, command: Any) -> bool:
+    """This request id was used before, for something else."""
+    handled = run.requests.get(command.request_id)
+    return handled is not None and handled.payload_hash != payload_hash(command)
+
+
+def goal_is_faulty(run: RunState, command: cmd.Start) -> bool:
+    """The goal cannot be worked on."""
+    return bool(goal_faults(command.goal))
+
+
+def another_in_force(run: RunState, command: Any) -> bool:
+    """The caller expected another revision than the one in force."""
+    return command.expected_revision is not None and command.expected_revision != run.head
+
+
+def revision_is_faulty(run: RunState, command: cmd.Revise) -> bool:
+    """What the revision leads to cannot be worked on, or changes nothing."""
+    return bool(revision_faults(run, command))
+
+
+def held_by_pause(run: RunState, command: Any) -> bool:
+    """Every gate is held by a pause."""
+    return bool(run.gates) and all("pause" in gate.holds for gate in run.gates.values())
+
+
+def not_held(run: RunState, command: Any) -> bool:
+    """No gate is held by a pause."""
+    return not any("pause" in gate.holds for gate in run.gates.values())
+
+
+def not_its_target(run: RunState, command: cmd.OpenScope) -> bool:
+    """A newer revision has retargeted the gate."""
+    return run.gates[command.scope].target != command.revision
+
+
+def something_open(run: RunState, command: cmd.OpenScope) -> bool:
+    """An older revision's attempt is open, or a child that acts past the gate was not seen to end."""
+    if blocking_attempts(run, command.scope) or blocking_children(run, command.scope):
+        return True
+    limit = run.budget_limit
+    return limit is not None and limit - run.spent - run.reserved < 0
+
+
+def all_done(run: RunState, command: Any) -> bool:
+    """Every scope has its result, nothing is open, and no child acts past a gate."""
+    return not run.open_attempts and not _acting(run) and all(run.scope_done(scope) for scope in run.gates)
+
+
+def given_up(run: RunState, command: Any) -> bool:
+    """Nothing is open, and what is not done has used up its relaunches."""
+    if run.open_attempts or _acting(run):
+        return False
+    stuck = [scope for scope in run.gates if not run.scope_done(scope)]
+    return bool(stuck) and all(exhausted(run, scope) for scope in stuck)
+
+
+def all_stopped(run: RunState, command: Any) -> bool:
+    """Every attempt has an outcome and every child was seen to end."""
+    return not run.open_attempts and all(child.settled for child in run.children.values())
+
+
+def stopping_took_too_long(run: RunState, command: Any) -> bool:
+    """Only unknown attempts are open, and children were given their time to stop."""
+    if any(run.attempts[a].state is not AttemptState.UNKNOWN for a in run.open_attempts):
+        return False
+    late = run.clock - CANCEL_DEADLINE_MS
+    return all(child.settled or (child.stops > 0 and child.stop_at < late) for child in run.children.values())
+
+
+def _acting(run: RunState) -> bool:
+    return any(not c.settled and c.mode is ChildMode.AUTONOMOUS for c in run.children.values())
+
+
+# --- goals -----------------------------------------------------------------------------------------------------------
+
+
+def goal_faults(goal: ev.Goal) -> list[str]:
+    """Why a goal cannot be worked on, as sentences."""
+    faults = []
+    if not goal.plan:
+        faults.append("the plan has no scope: name at least one, with the agent that works on it")
+    for scope, plan in goal.plan.items():
+        if not scope or any(not part for part in scope.split("/")):
+            faults.append(f"scope name {scope!r} is empty or has an empty part")
+        if not plan.agent:
+            faults.append(f"scope {scope!r} names no agent")
+        for need in plan.needs:
+            producer = need.split(":", 1)[0]
+            if producer not in goal.plan:
+                faults.append(f"scope {scope!r} needs {need!r}, but there is no scope {producer!r}")
+            elif _needs_itself(goal, scope, producer):
+                faults.append(f"scope {scope!r} needs {need!r}, which needs {scope!r}: needs must not form a circle")
+    ids = [r.id for r in goal.requirements]
+    faults += [f"requirement id {r!r} is used twice" for r in sorted({r for r in ids if ids.count(r) > 1})]
+    return faults
+
+
+def _needs_itself(goal: ev.Goal, scope: str, producer: str) -> bool:
+    seen: set[str] = set()
+    todo = [producer]
+    while todo:
+        name = todo.pop()
+        if name == scope:
+            return True
+        if name not in seen and name in goal.plan:
+            seen.add(name)
+            todo += [need.split(":", 1)[0] for need in goal.plan[name].needs]
+    return False
+
+
+def next_goal(run: RunState, command: cmd.Revise) -> ev.Goal:
+    """The whole goal that a revision leads to; what it does not name is carried over unchanged."""
+    if command.kind is UpdateKind.REPLACE:
+        return command.goal
+    old = run.revisions[run.head].goal
+    given = {r.id: r for r in command.goal.requirements}
+    kept = [given.pop(r.id, r) for r in old.requirements if r.id not in command.remove]
+    plan = {s: command.goal.plan.get(s, p) for s, p in old.plan.items() if s not in command.remove}
+    plan |= {s: p for s, p in command.goal.plan.items() if s not in plan}
+    budget = old.budget_effects if command.goal.budget_effects is None else command.goal.budget_effects
+    return ev.Goal(
+        text=command.goal.text or old.text, requirements=(*kept, *given.values()), plan=plan, budget_effects=budget
+    )
+
+
+def affected_scopes(run: RunState, goal: ev.Goal, kind: UpdateKind) -> tuple[str, ...]:
+    """The scopes that a revision touches: those it changes and everything downstream; if unsure, all of them."""
+    old = run.revisions[run.head].goal
+    everything = tuple(dict.fromkeys((*run.gates, *goal.plan)))
+    if kind is UpdateKind.REPLACE:
+        return everything
+    touched = {s for s in everything if old.plan.get(s) != goal.plan.get(s)}
+    if not touched:
+        return everything  # words changed and no scope was named: nobody can tell which branch may go on
+    grew = True
+    while grew:
+        grew = False
+        for scope, plan in goal.plan.items():
+            upstream = {need.split(":", 1)[0] for need in plan.needs}
+            below = any(within(scope, t) for t in touched)
+            if scope not in touched and (below or touched & upstream):
+                touched.add(scope)
+                grew = True
+    return tuple(s for s in everything if s in touched)
+
+
+def revision_faults(run: RunState, command: cmd.Revise) -> list[str]:
+    """Why a revision is refused, as sentences."""
+    old = run.revisions[run.head].goal
+    known = {r.id for r in old.requirements} | set(old.plan)
+    faults = [f"cannot remove {name!r}: it is no requirement or scope" for name in command.remove if name not in known]
+    goal = next_goal(run, command)
+    faults += goal_faults(goal)
+    if not faults and goal == old:
+        faults.append("the revision changes nothing")
+    return faults
+
+
+# --- actions ---------------------------------------------------------------------------------------------------------
+
+
+def _start(run: RunState, c: cmd.Start, at: int) -> tuple[ev.Event, ...]:
+    started = ev.RunStarted(
+        at=at, by=c.by, run=c.run, principal=c.principal, request_id=c.request_id, payload_hash=payload_hash(c),
+        goal=c.goal, goal_hash=goal_hash(c.goal), follows=c.follows,
+    )  # fmt: skip
+    return (started,)
+
+
+def _update(run: RunState, c: Any, at: int, kind: UpdateKind, text: str = "") -> ev.UpdateRecorded:
+    return ev.UpdateRecorded(
+        at=at, by=c.by, seq=len(run.updates) + 1, kind=kind, request_id=c.request_id, payload_hash=payload_hash(c),
+        text=text, reason=c.reason, expected_revision=c.expected_revision,
+    )  # fmt: skip
+
+
+def _revise(run: RunState, c: cmd.Revise, at: int) -> tuple[ev.Event, ...]:
+    goal = next_goal(run, c)
+    old = run.revisions[run.head].goal
+    before = {r.id: r for r in old.requirements}
+    after = {r.id: r for r in goal.requirements}
+    kept = tuple(r for r in after if before.get(r) == after[r])
+    changed = tuple(r for r in (*before, *(a for a in after if a not in before)) if r not in kept)
+    update = _update(run, c, at, c.kind, goal.text)
+    accepted = ev.RevisionAccepted(
+        at=at, by=c.by, n=run.head + 1, seq=update.seq, goal=goal, goal_hash=goal_hash(goal),
+        affects=affected_scopes(run, goal, c.kind), changed=changed, kept=kept,
+    )  # fmt: skip
+    return (update, accepted)
+
+
+def _pause(run: RunState, c: cmd.Pause, at: int) -> tuple[ev.Event, ...]:
+    held = ev.RunHeld(at=at, by=c.by, hold="pause", scopes=tuple(run.gates))
+    return (_update(run, c, at, UpdateKind.PAUSE), held)
+
+
+def _resume(run: RunState, c: cmd.Resume, at: int) -> tuple[ev.Event, ...]:
+    scopes = tuple(s for s, gate in run.gates.items() if "pause" in gate.holds)
+    return (_update(run, c, at, UpdateKind.RESUME), ev.RunReleased(at=at, by=c.by, hold="pause", scopes=scopes))
+
+
+def _cancel(run: RunState, c: cmd.Cancel, at: int) -> tuple[ev.Event, ...]:
+    update = _update(run, c, at, UpdateKind.CANCEL)
+    return (update, ev.RunCancelled(at=at, by=c.by, seq=update.seq))
+
+
+def checkpoint_for(run: RunState, scope: str) -> ev.Checkpoint:
+    """What is true of a scope now: the goal it will go on under, what is done, what is still open, what is left."""
+    gate = run.gates[scope]
+    previous = [c for c in run.checkpoints.values() if c.scope == scope]
+    own = [a for a in run.attempts.values() if a.scope == scope]
+    done = tuple(
+        ev.EffectRef(
+            attempt=a.id, slot=a.slot, service=a.service, operation=a.operation, target=a.target, revision=a.revision,
+            receipt=a.observed,
+        )
+        for a in own if a.state is AttemptState.SUCCEEDED
+    )  # fmt: skip
+    pending = tuple(
+        ev.PendingRef(
+            attempt=a.id, slot=a.slot, service=a.service, operation=a.operation, target=a.target, revision=a.revision,
+            why=a.why or a.state.value,
+        )
+        for a in own if a.open
+    )  # fmt: skip
+    old = tuple(
+        ev.ChildRef(child=c.id, revision=c.revision, state=c.state.value)
+        for c in run.children.values() if c.scope == scope and c.revision < gate.target
+    )  # fmt: skip
+    predecessor = previous[-1].id if previous else ""
+    return ev.Checkpoint(
+        id=f"{scope}@{gate.target}", scope=scope, revision=gate.target, goal_hash=run.revisions[gate.target].goal_hash,
+        position=run.version, effects_done=done, artifacts=tuple(run.artifacts.values()), pending=pending, children=old,
+        budget_limit=run.budget_limit, budget_spent=run.spent, budget_reserved=run.reserved, predecessor=predecessor,
+        predecessor_hash=run.checkpoint_hashes.get(predecessor, ""),
+    )  # fmt: skip
+
+
+def _open(run: RunState, c: cmd.OpenScope, at: int) -> tuple[ev.Event, ...]:
+    checkpoint = checkpoint_for(run, c.scope)
+    written = ev.CheckpointWritten(
+        at=at, by=c.by, checkpoint=checkpoint, hash=digest(canonical(msgspec.to_builtins(checkpoint)))
+    )
+    opened = ev.ScopeOpened(
+        at=at, by=c.by, scope=c.scope, revision=c.revision, checkpoint=checkpoint.id, epoch=c.epoch
+    )
+    return (written, opened)
+
+
+def _finish_as(end: RunPhase, summary: str) -> Any:
+    def finish(run: RunState, c: cmd.Finish, at: int) -> tuple[ev.Event, ...]:
+        return (ev.RunFinished(at=at, by=c.by, phase=end.value, summary=summary, epoch=c.epoch),)
+
+    finish.__name__ = f"end as {end.value}"
+    return finish
+
+
+# --- details ---------------------------------------------------------------------------------------------------------
+
+
+def _in_force(run: RunState, c: Any) -> dict[str, Any]:
+    return {"in_force": run.head, "phase": phase(run).value}
+
+
+def _answer_again(run: RunState, c: Any) -> dict[str, Any]:
+    return {**run.requests[c.request_id].answer, **_in_force(run, c)}
+
+
+def _goal_faults(run: RunState, c: cmd.Start) -> dict[str, Any]:
+    return {"faults": goal_faults(c.goal)}
+
+
+def _revision_faults(run: RunState, c: cmd.Revise) -> dict[str, Any]:
+    return {"faults": revision_faults(run, c), **_in_force(run, c)}
+
+
+def _blockers(run: RunState, c: cmd.OpenScope) -> dict[str, Any]:
+    return {
+        "attempts": [a.id for a in blocking_attempts(run, c.scope)],
+        "children": [b.id for b in blocking_children(run, c.scope)],
+    }
+
+
+# --- the tables ------------------------------------------------------------------------------------------------------
+
+
+def _phase_of(run: RunState, command: Any) -> str:
+    return phase(run).value
+
+
+def _request_rows(command: type[cmd.Command], states: tuple[RunPhase, ...]) -> tuple[Row, ...]:
+    return (
+        Row(states=states, on=command, guard=request_seen, says=Answer.REPEATED, accepted=True, detail=_answer_again),
+        Row(states=states, on=command, guard=request_reused, says=Answer.REUSED_ID, detail=_in_force),
+    )
+
+
+def _update_rows(command: type[cmd.Command]) -> tuple[Row, ...]:
+    return (
+        *_request_rows(command, _EXISTING),
+        Row(states=(P.NONE,), on=command, says=Answer.NO_SUCH_RUN),
+        Row(states=_ENDED, on=command, says=Answer.RUN_ENDED, detail=_in_force),
+        Row(states=(*_LIVE, *_STOPPING), on=command, guard=another_in_force, says=Answer.CONFLICT, detail=_in_force),
+    )
+
+
+RUN = Machine(
+    name="run",
+    states=tuple(P),
+    commands={
+        cmd.Start: "a person starts a run",
+        cmd.Revise: "a person corrects or replaces the goal",
+        cmd.Pause: "a person pauses",
+        cmd.Resume: "a person resumes",
+        cmd.Cancel: "a person cancels",
+        cmd.Finish: "the conductor sees nothing left to do",
+    },
+    state_of=_phase_of,
+    rows=(
+        Row(states=(P.NONE,), on=cmd.Start, guard=goal_is_faulty, says=Answer.INVALID, detail=_goal_faults),
+        Row(states=(P.NONE,), on=cmd.Start, do=_start, next=P.RUNNING, says=Answer.ACCEPTED, accepted=True,
+            detail=_in_force, records="revision 1, gates open"),
+        *_request_rows(cmd.Start, _EXISTING),
+        Row(states=_EXISTING, on=cmd.Start, says=Answer.REUSED_ID, detail=_in_force),
+        *_update_rows(cmd.Revise),
+        Row(states=_STOPPING, on=cmd.Revise, says=Answer.RUN_ENDED, detail=_in_force),
+        Row(states=_LIVE, on=cmd.Revise, guard=revision_is_faulty, says=Answer.INVALID, detail=_revision_faults),
+        Row(states=_LIVE, on=cmd.Revise, do=_revise, next=P.REDIRECTING, says=Answer.ACCEPTED, accepted=True,
+            detail=_in_force,
+            records="revision n; gates closed; what was not sent revoked; what was sent and children marked"),
+        *_update_rows(cmd.Pause),
+        Row(states=_STOPPING, on=cmd.Pause, says=Answer.RUN_ENDED, detail=_in_force),
+        Row(states=_LIVE, on=cmd.Pause, guard=held_by_pause, says=Answer.ALREADY, accepted=True, detail=_in_force),
+        Row(states=_LIVE, on=cmd.Pause, do=_pause, next=P.PAUSED, says=Answer.ACCEPTED, accepted=True,
+            detail=_in_force, records="gates held; what was not sent revoked"),
+        *_update_rows(cmd.Resume),
+        Row(states=_STOPPING, on=cmd.Resume, says=Answer.RUN_ENDED, detail=_in_force),
+        Row(states=_LIVE, on=cmd.Resume, guard=not_held, says=Answer.WRONG_STATE, detail=_in_force),
+        Row(states=_LIVE, on=cmd.Resume, do=_resume, next=P.RUNNING, says=Answer.ACCEPTED, accepted=True,
+            detail=_in_force, records="gates released, same revision"),
+        *_update_rows(cmd.Cancel),
+        Row(states=_STOPPING, on=cmd.Cancel, says=Answer.ALREADY, accepted=True, detail=_in_force),
+        Row(states=_LIVE, on=cmd.Cancel, do=_cancel, next=P.CANCELLING, says=Answer.ACCEPTED, accepted=True,
+            detail=_in_force, records="gates sealed; what was not sent revoked; what was sent and children marked"),
+        Row(states=(P.RUNNING, P.BLOCKED), on=cmd.Finish, guard=all_done,
+            do=_finish_as(P.COMPLETED, "every scope has its result"), next=P.COMPLETED, says=Answer.ACCEPTED,
+            accepted=True),
+        Row(states=(P.RUNNING, P.BLOCKED), on=cmd.Finish, guard=given_up,
+            do=_finish_as(P.FAILED, "a child failed or was lost too often"), next=P.FAILED, says=Answer.ACCEPTED,
+            accepted=True),
+        Row(states=_STOPPING, on=cmd.Finish, guard=all_stopped,
+            do=_finish_as(P.CANCELLED, "everything that was sent has an outcome"), next=P.CANCELLED,
+            says=Answer.ACCEPTED, accepted=True),
+        Row(states=(P.CANCELLING,), on=cmd.Finish, guard=stopping_took_too_long,
+            do=_finish_as(P.CANCELLED_UNRESOLVED, "cancelled; something stays unresolved and is listed"),
+            next=P.CANCELLED_UNRESOLVED, says=Answer.ACCEPTED, accepted=True),
+        Row(states=(P.NONE, P.PAUSED, P.REDIRECTING, P.RUNNING, P.BLOCKED, *_STOPPING, *_ENDED), on=cmd.Finish,
+            says=Answer.BLOCKED, detail=_in_force),
+    ),
+)  # fmt: skip
+
+
+def _gate_of(run: RunState, command: Any) -> str:
+    gate: Gate | None = run.gates.get(command.scope)
+    return gate.state.value if gate else "none"
+
+
+G = GateState
+
+GATE = Machine(
+    name="gate",
+    states=("none", *G),
+    commands={cmd.OpenScope: "the conductor has settled what was open"},
+    state_of=_gate_of,
+    rows=(
+        Row(states=("none",), on=cmd.OpenScope, says=Answer.NOT_FOUND),
+        Row(states=(G.OPEN, G.HELD), on=cmd.OpenScope, says=Answer.ALREADY),
+        Row(states=(G.SEALED,), on=cmd.OpenScope, says=Answer.CLOSED),
+        Row(states=(G.CLOSED,), on=cmd.OpenScope, guard=not_its_target, says=Answer.SKIPPED, detail=lambda r, c: {}),
+        Row(states=(G.CLOSED,), on=cmd.OpenScope, guard=something_open, says=Answer.BLOCKED, detail=_blockers),
+        Row(states=(G.CLOSED,), on=cmd.OpenScope, do=_open, next="open, or held while a hold remains",
+            says=Answer.ACCEPTED, accepted=True, records="checkpoint, then the gate stands at the revision"),
+    ),
+)  # fmt: skip

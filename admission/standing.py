@@ -1,0 +1,138 @@
+"""Where a run stands: its phase, what blocks a gate, what needs a person. Pure questions to a folded state.
+
+Rules, agenda, indexes and views all ask here, so that "blocked" means the same to the gate and to the operator.
+"""
+
+from collections.abc import Iterator
+
+from admission.records import Attempt, Child
+from admission.state import RunState
+from admission.vocabulary import (
+    OPEN_ATTEMPTS,
+    AttemptState,
+    Blocks,
+    ChildMode,
+    ChildState,
+    GateState,
+    RunPhase,
+    TryOutcome,
+)
+
+#: How often a scope's child is started again under one revision before a person has to look.
+RELAUNCHES_MAX = 3
+
+
+def blocking_attempts(run: RunState, scope: str) -> list[Attempt]:
+    """Attempts of superseded revisions that keep a closed gate closed (protocol: gate table, row `open`)."""
+    gate = run.gates[scope]
+    found = []
+    for attempt_id in run.open_attempts:
+        attempt = run.attempts[attempt_id]
+        if attempt.scope != scope or attempt.revision >= gate.target:
+            continue
+        unknown = attempt.state is AttemptState.UNKNOWN
+        if unknown and run.facts_of(attempt).unknown_blocks is Blocks.SLOT:
+            continue  # slot, conflict key and reserve stay taken: exactly the action it could double stays blocked
+        found.append(attempt)
+    return found
+
+
+def blocking_children(run: RunState, scope: str) -> list[Child]:
+    """Children that act past the gate and were not seen to end. A lost one was not seen to end either."""
+    gate = run.gates[scope]
+    return [
+        child
+        for child in run.children.values()
+        if child.scope == scope
+        and child.revision < gate.target
+        and child.mode is ChildMode.AUTONOMOUS
+        and child.state not in (ChildState.STOP_CONFIRMED, ChildState.ENDED, ChildState.PLANNED)
+    ]
+
+
+def exhausted(run: RunState, scope: str) -> bool:
+    """Whether the scope's child has failed or been lost too often under the open revision."""
+    return run.relaunches.get(scope, 0) > RELAUNCHES_MAX
+
+
+def unknown_attempts(run: RunState) -> Iterator[Attempt]:
+    """Attempts of which it is not known what became."""
+    for attempt_id in run.open_attempts:
+        attempt = run.attempts[attempt_id]
+        if attempt.state is AttemptState.UNKNOWN:
+            yield attempt
+
+
+def in_doubt(attempt: Attempt) -> bool:
+    """Whether a send of this attempt ended without a usable answer and nothing has settled it yet."""
+    return attempt.state is AttemptState.UNKNOWN or any(t.outcome is TryOutcome.IN_DOUBT for t in attempt.tries)
+
+
+def live_current_child(run: RunState, scope: str) -> Child | None:
+    """The child that works for the scope now, if there is one."""
+    child = run.children.get(run.current.get(scope, ""))
+    return child if child is not None and run.is_current(child) else None
+
+
+def _stuck_on_unknown(run: RunState) -> bool:
+    for attempt in unknown_attempts(run):
+        gate = run.gates[attempt.scope]
+        if run.facts_of(attempt).unknown_blocks is Blocks.SCOPE:
+            return True
+        if gate.state is GateState.OPEN and live_current_child(run, attempt.scope) is None:
+            return True
+    return False
+
+
+def phase(run: RunState) -> RunPhase:
+    """The run's phase, from the folded state alone."""
+    if run.head == 0:
+        return RunPhase.NONE
+    if run.finished:
+        return RunPhase(run.finished)
+    if run.cancelled:
+        return RunPhase.CANCELLING
+    gates = run.gates.values()
+    if any(g.state is GateState.CLOSED for g in gates):
+        return RunPhase.BLOCKED if _stuck_on_unknown(run) or _stuck_on_child(run) else RunPhase.REDIRECTING
+    if any(g.holds for g in gates):
+        return RunPhase.PAUSED
+    if _stuck_on_unknown(run) or any(exhausted(run, scope) for scope in run.gates):
+        return RunPhase.BLOCKED
+    return RunPhase.RUNNING
+
+
+def _stuck_on_child(run: RunState) -> bool:
+    stuck = (ChildState.STOP_REFUSED, ChildState.UNREACHABLE, ChildState.LOST)
+    return any(
+        child.state in stuck
+        for scope, gate in run.gates.items()
+        if gate.state is GateState.CLOSED
+        for child in blocking_children(run, scope)
+    )
+
+
+def attention_since(run: RunState) -> int | None:
+    """Since when (store time, ms) something in this run has been waiting for a person; None when nothing is."""
+    times = [attempt.unknown_at for attempt in unknown_attempts(run)]
+    times += [alarm.at for alarm in run.alarms.values()]
+    if not run.finished:
+        for scope, gate in run.gates.items():
+            if gate.state is GateState.CLOSED:
+                stuck = (ChildState.STOP_REFUSED, ChildState.UNREACHABLE, ChildState.LOST)
+                times += [c.stop_at or c.ended_at for c in blocking_children(run, scope) if c.state in stuck]
+            elif exhausted(run, scope) and not run.cancelled:
+                child = run.children.get(run.current.get(scope, ""))
+                times.append(child.ended_at if child else run.started_at)
+    return min(times) if times else None
+
+
+def is_live(run: RunState) -> bool:
+    """Whether a conductor still has something to follow: the run itself, an open attempt, or an unsettled child."""
+    if run.head == 0:
+        return False
+    if not run.finished or run.finished == RunPhase.CANCELLED_UNRESOLVED:
+        return True
+    if any(not child.settled for child in run.children.values()):
+        return True
+    return any(run.attempts[a].state in OPEN_ATTEMPTS for a in run.open_attempts)

@@ -1,0 +1,1 @@
+"""Agents that know which revision they work for, and whose only way out is the gateway."""
