@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from admission import commands as cmd
 from admission.records import Attempt, Child
 from admission.rules_child import (
-    drop_reason,
     finished_without_result,
+    may_not_start,
     missing_needs,
     not_open_for,
 )
-from admission.rules_run import all_done, all_stopped, given_up, stopping_took_too_long
+from admission.rules_run import CANCEL_DEADLINE_MS, all_done, all_stopped, given_up, stopping_took_too_long
 from admission.standing import (
     attention_since,
     blocking_attempts,
     blocking_children,
+    budget_overdrawn,
     exhausted,
     is_live,
     phase,
@@ -38,12 +39,15 @@ from admission.vocabulary import (
     RunPhase,
     TaskState,
     TryOutcome,
+    scope_prefixes,
 )
 
 #: How long a launch may stay without an answer before the same message is sent again (ms).
 LAUNCH_RETRY_MS = 3_000
 #: How often a launch is tried before the child is given up.
 LAUNCHES_MAX = 6
+#: How long the task of an unanswered launch is looked for once its child is superseded (ms).
+FIND_FOR_MS = 20_000
 #: First wait before a stop is asked for again; doubled each time (ms).
 STOP_RETRY_MS = 2_000
 STOP_RETRY_MAX_MS = 60_000
@@ -161,7 +165,7 @@ def agenda(run: RunState, now: int, *, epoch: int = 0) -> Agenda:
 def _gates(run: RunState, epoch: int) -> Iterator[Action]:
     for scope, gate in run.gates.items():
         if gate.state is GateState.CLOSED:
-            if not blocking_attempts(run, scope) and not blocking_children(run, scope):
+            if not (blocking_attempts(run, scope) or blocking_children(run, scope) or budget_overdrawn(run)):
                 yield Commit(cmd.OpenScope(by="conductor", scope=scope, revision=gate.target, epoch=epoch))
         elif gate.state is GateState.OPEN and not run.finished and _wants_child(run, scope):
             plan = run.goal_of(scope)
@@ -187,21 +191,28 @@ def _child(run: RunState, child: Child, times: _Times) -> Iterator[Action]:
     current = run.is_current(child)
     match child.state:
         case ChildState.PLANNED:
-            if current:
+            if current and _way_is_open(run, child):
                 yield Launch(child.id)
         case ChildState.LAUNCHING:
             if times.reached(child.launched_at + LAUNCH_RETRY_MS):
                 if child.launches >= LAUNCHES_MAX:
                     lost = f"no answer to {child.launches} launches"
                     yield Commit(cmd.DeclareLost(by="conductor", child=child.id, detail=lost))
-                elif current:
-                    yield Launch(child.id)
-                else:
+                elif not current:
                     yield FindTask(child.id)
+                    if times.reached(child.launched_at + FIND_FOR_MS):
+                        lost = "launched, never answered, and its task is not to be found"
+                        yield Commit(cmd.DeclareLost(by="conductor", child=child.id, detail=lost))
+                elif _way_is_open(run, child):
+                    yield Launch(child.id)
         case _:
             yield Observe(child.id)
             if child.stop_wanted and times.reached(next_stop_at(child)):
                 yield Stop(child.id)
+
+
+def _way_is_open(run: RunState, child: Child) -> bool:
+    return not may_not_start(run, cmd.StartLaunch(child=child.id))
 
 
 def next_stop_at(child: Child) -> int:
@@ -215,12 +226,8 @@ def _result_is_due(run: RunState, child: Child) -> bool:
     result = run.results.get(child.result)
     if result is None:
         return child.task_state is TaskState.COMPLETED
-    if result.disposition is not Disposition.PARKED:
-        return False
-    again = cmd.FileResult(child=child.id, task=child.task, stamp=None)
-    return run.gates[child.scope].state is not GateState.HELD or bool(drop_reason(run, again)) and not run.gates[
-        child.scope
-    ].holds
+    held = any(run.gates[s].holds for s in scope_prefixes(child.scope) if s in run.gates)
+    return result.disposition is Disposition.PARKED and not held
 
 
 def can_be_asked(contract_class: ContractClass) -> Method | None:
@@ -278,11 +285,7 @@ def _may_finish(run: RunState, epoch: int) -> bool:
 
 
 def _note_cancel_deadline(run: RunState, times: _Times) -> None:
-    from admission.rules_run import CANCEL_DEADLINE_MS
-
-    for child in run.children.values():
-        if not child.settled and child.stops:
-            times.reached(child.stop_at + CANCEL_DEADLINE_MS + 1)
+    times.reached(max((gate.closed_at for gate in run.gates.values()), default=0) + CANCEL_DEADLINE_MS + 1)
 
 
 def index_of(run: RunState) -> Index:

@@ -206,7 +206,7 @@ class FileResult(Command, frozen=True, kw_only=True):
     task: str
     stamp: Stamp | None
     artifacts: tuple[ArtifactRef, ...] = ()
-    summary: dict[str, Any] = {}
+    summary: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class OpenScope(Command, frozen=True, kw_only=True):

@@ -5,10 +5,10 @@ Knows: queues and who may share a commit. Does not know: the store, or how a gro
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic
 
 import anyio
+import msgspec
 
 from admission.machine import CommandT, DecisionT, EventT, State
 from admission.snapshots import SnapshotBook
@@ -17,8 +17,7 @@ from admission.storage import Compare
 GROUP_COMMANDS_MAX = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Answer(Generic[DecisionT]):
+class Answer(msgspec.Struct, Generic[DecisionT], frozen=True):
     """A decision that the store has confirmed. `version`: the position of its last event, or what it was decided on."""
 
     decision: DecisionT

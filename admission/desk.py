@@ -338,7 +338,7 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
                 copy.state = None
             case Behind():
                 raise StoreBehind(
-                    f"run {copy.run}: the store's log ends at {reply.version}, and this process has seen {state.version}: "
+                    f"run {copy.run}: the store's log ends at {reply.version}, this process has seen {state.version}: "
                     "acknowledged data was lost; stop everything and restore the store"
                 )
             case Fenced():
@@ -383,9 +383,9 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
             copy.book.grew(len(entries), size)
 
     def _take_snapshot(self, copy: RunCopy[State, CommandT, DecisionT]) -> None:
-        if self._writes_snapshots and copy.book is not None and copy.book.is_due and copy.state is not None:
-            if self._tasks is not None:
-                self._tasks.start_soon(self._write_snapshot, copy.book, copy.run, copy.book.prepare(copy.state))
+        book, state, tasks = copy.book, copy.state, self._tasks
+        if self._writes_snapshots and book is not None and book.is_due and state is not None and tasks is not None:
+            tasks.start_soon(self._write_snapshot, book, copy.run, book.prepare(state))
 
     async def _write_snapshot(self, book: SnapshotBook[State], run: str, prepared: Prepared) -> None:
         try:

@@ -17,17 +17,17 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType, TracebackType
-from typing import Any, Protocol, Self
+from types import TracebackType
+from typing import Protocol, Self
 
 import anyio
 import anyio.abc
 
+from admission.answers import EffectAnswer, answer_of, words_of
 from admission.commands import Admit, Command, GrantTry, RecordTry
 from admission.contracts import Operation, Prepared
 from admission.dispatch import Dispatcher, TryResult
 from admission.events import EffectRefused, TryGranted
-from admission.records import Attempt
 from admission.services import Service
 from admission.state import RunState
 from admission.storage import StoreBehind, StoreUnavailable
@@ -42,7 +42,6 @@ STORE_BACKOFF_FIRST_S = 0.05
 STORE_BACKOFF_MAX_S = 2.0
 
 _log = logging.getLogger(__name__)
-_NO_BLOBS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Answered(Protocol):
@@ -57,7 +56,7 @@ class Ledger(Protocol):
     """The part of the desk that the gateway uses."""
 
     async def submit(
-        self, run: str, command: Command, *, fence: int | None = None, blobs: Mapping[str, bytes] = _NO_BLOBS
+        self, run: str, command: Command, *, fence: int | None = None, blobs: Mapping[str, bytes] | None = None
     ) -> Answered:
         """Decide a command; raises StoreUnavailable when the outcome is unknown."""
 
@@ -72,6 +71,10 @@ class GateShut(Exception):
     """No verdict can be given now, and nothing was sent for this request. The message says why."""
 
 
+class FlightFault(Exception):
+    """A fault of regate itself ended a flight; it is in the process's log. Asking again is safe: the slot dedupes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """An effect that a worker asks for, named, frozen, and with the service that would do it."""
@@ -81,24 +84,6 @@ class Wanted:
     service: Service
     operation: Operation
     prepared: Prepared
-
-
-@dataclass(frozen=True, slots=True)
-class EffectAnswer:
-    """The gate's answer; the fields that a row has are empty where there is no attempt."""
-
-    verdict: Verdict
-    revision_in_force: int
-    attempt: str = ""
-    blocks: Blocks | None = None
-    detail: str = ""
-    target: str = ""
-    input_ref: str = ""
-    operation_id: str = ""
-    observed_result: dict[str, Any] | None = None
-    revision: int = 0
-    child: str = ""
-    outcome: str = ""
 
 
 @dataclass(slots=True)
@@ -181,7 +166,10 @@ class Flights:
         return self._booked
 
     async def ask(self, wanted: Wanted) -> EffectAnswer:
-        """The gate's answer about one effect. The effect goes on if the caller is cancelled. Raises GateShut."""
+        """The gate's answer about one effect. The effect goes on if the caller is cancelled.
+
+        Raises GateShut, FlightFault.
+        """
         if self._tasks is None or self._closing:
             raise GateShut("this gateway is stopping; ask another one, or again later")
         if self.broken:
@@ -212,7 +200,7 @@ class Flights:
                 waiter.settle(error=GateShut(self.broken))
             except Exception as error:  # noqa: BLE001 - one flight's fault must not end the others
                 _log.exception("an effect of run %s ended in an unforeseen way", wanted.run)
-                waiter.settle(error=error)
+                waiter.settle(error=FlightFault(f"a fault of the gateway itself ({type(error).__name__}); see its log"))
             finally:
                 self._scopes.discard(scope)
                 self._booked -= 1
@@ -376,7 +364,7 @@ class Flights:
         verdict = Verdict(decision.verdict)
         in_force = int(detail.get("in_force") or 0)
         words = next((e.detail for e in decision.events if isinstance(e, EffectRefused)), "")
-        words = words or str(detail.get("why") or "") or _words(verdict, in_force)
+        words = words or str(detail.get("why") or "") or words_of(verdict, in_force)
         waiting = verdict in (Verdict.IN_DOUBT, Verdict.IN_FLIGHT)
         blocks = Blocks(detail["blocks"]) if waiting and detail.get("blocks") else None
         if detail.get("attempt"):
@@ -389,39 +377,3 @@ class Flights:
             verdict, in_force, detail=words, target=admit.target, input_ref=admit.input_ref, revision=admit.revision,
             child=admit.child,
         )  # fmt: skip
-
-
-def answer_of(
-    row: Attempt,
-    verdict: Verdict,
-    *,
-    in_force: int,
-    blocks: Blocks | None = None,
-    detail: str = "",
-    observed: dict[str, Any] | None = None,
-) -> EffectAnswer:
-    """An answer that carries an attempt's row."""
-    return EffectAnswer(
-        verdict, in_force, row.id, blocks, detail, target=row.target, input_ref=row.input_ref, operation_id=row.key,
-        observed_result=row.observed if observed is None else observed, revision=row.revision, child=row.child,
-        outcome=row.state.value,
-    )  # fmt: skip
-
-
-def _words(verdict: Verdict, in_force: int) -> str:
-    """One line for an answer that came without a reason (the first refusal of a kind has one)."""
-    match verdict:
-        case Verdict.SUPERSEDED:
-            return f"revision {in_force} is in force; stop"
-        case Verdict.HELD:
-            return "the run is paused; ask again when it is resumed"
-        case Verdict.NOT_CURRENT:
-            return "this task is not the child that works for the scope now; stop"
-        case Verdict.DONE_BEFORE:
-            return "the same effect was done before; this is its result"
-        case Verdict.IN_FLIGHT:
-            return "the same effect is being sent just now; ask again for its outcome"
-        case Verdict.IN_DOUBT:
-            return "its outcome is being found out; ask again later"
-        case _:
-            return verdict.value.replace("_", " ")

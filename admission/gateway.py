@@ -24,7 +24,7 @@ from starlette.routing import BaseRoute, Route
 from admission.commands import Admit, ClaimChild
 from admission.contracts import OCCURRENCE_MAX, ArgumentsError, ArgumentsTooLarge, read_frozen
 from admission.dispatch import Asked, Dispatcher
-from admission.flights import Flights, GateShut, Ledger, Wanted
+from admission.flights import FlightFault, Flights, GateShut, Ledger, Wanted
 from admission.foreign_json import ForeignJsonError, read_object
 from admission.gate_watch import WAIT_MAX_MS, GateWatch
 from admission.services import Services
@@ -69,6 +69,8 @@ def _problems(handler: Handler) -> Handler:
             return problem.response()
         except GateShut as shut:
             return Problem(503, str(shut)).response()
+        except FlightFault as fault:
+            return Problem(500, str(fault)).response()
         except StoreUnavailable:
             return Problem(503, "the store is not available, so the gate stays shut; ask again later").response()
         except StoreBehind:

@@ -21,12 +21,10 @@ def tag(partition: int) -> str:
 class PartitionKeys:
     """The indexes that all runs of one partition share."""
 
-    #: Stream `<commit number>-0` of (run, version): a doorbell, capped.
+    #: Stream `0-<commit number>` of (run, version): a doorbell, capped.
     feed: str
     #: Sorted set of runs by the partition's commit number at their last change.
     runs: str
-    #: The partition's commit number.
-    commits: str
     #: Set of runs that are not finished.
     live: str
     #: Sorted set of runs with something for a person, by since when (ms).
@@ -41,9 +39,9 @@ class PartitionKeys:
 class RunKeys:
     """The keys of one run."""
 
-    #: Stream `n-0` of (commit id, server ms, event).
+    #: Stream of (commit id, server ms, number of events, events one a line), `n-0` with the position of the last event.
     log: str
-    #: Hash: version of the log (v), count of control events (c).
+    #: Hash: version of the log (v), count of control events (c), what the indexes hold of the run (i).
     head: str
 
 
@@ -53,7 +51,6 @@ def partition_keys(partition: int) -> PartitionKeys:
     return PartitionKeys(
         feed=f"{start}:feed",
         runs=f"{start}:runs",
-        commits=f"{start}:commits",
         live=f"{start}:live",
         attention=f"{start}:attention",
         timers=f"{start}:timers",
@@ -69,7 +66,12 @@ def run_keys(run: str, partitions: int) -> RunKeys:
 
 def blob_key(run: str, partitions: int, sha: str) -> str:
     """Where a run keeps bytes under their sha256."""
-    return f"{_run(run, partitions)}:blob:{sha}"
+    return blob_prefix(run, partitions) + sha
+
+
+def blob_prefix(run: str, partitions: int) -> str:
+    """What the keys of all blobs of a run begin with; the sha256 follows."""
+    return f"{_run(run, partitions)}:blob:"
 
 
 def snapshot_key(run: str, partitions: int, fold_version: str) -> str:

@@ -55,13 +55,18 @@ def restore(live: Live, attempts: Iterable[Attempt]) -> RunState:
     """The state from its live part and its attempts in the order of their numbers."""
     run = RunState(live.run_id)
     for name in Live.__struct_fields__:
-        setattr(run, name, getattr(live, name))
+        value = getattr(live, name)
+        setattr(run, name, dict(value) if isinstance(value, dict) else value)
     last: dict[str, tuple[int, str]] = {}
     for row in attempts:
         run.attempts[row.id] = row
         if row.state is AttemptState.FAILED:
             run.generations[row.slot] = row.generation + 1
-        elif row.state is not AttemptState.REVOKED:
+        if row.contradicted and row.slot not in run.slots:
+            run.slots[row.slot] = row.id
+        if row.state is AttemptState.FAILED:
+            continue
+        if row.state is not AttemptState.REVOKED:
             run.slots[row.slot] = row.id
             if row.conflict_key:
                 run.conflicts[row.conflict_key] = row.slot

@@ -6,6 +6,8 @@ snapshot can tell a row that changed from one that did not by identity.
 
 from typing import Any
 
+import msgspec
+
 from admission.events import ArtifactRef, Goal, Record
 from admission.vocabulary import (
     OPEN_ATTEMPTS,
@@ -153,6 +155,7 @@ class Attempt(Record):
     asked_position: int = 0
     asked_covers: int = 0
     asked_at: int = 0
+    voiding: bool = False
     unknown_at: int = 0
     settled: int = 0
     resolved_by: str = ""
@@ -177,7 +180,7 @@ class Result(Record):
     position: int
     reason: str = ""
     artifacts: tuple[ArtifactRef, ...] = ()
-    summary: dict[str, Any] = {}
+    summary: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Refusal(Record):
@@ -212,4 +215,4 @@ class Handled(Record):
 
     payload_hash: str
     position: int
-    answer: dict[str, Any] = {}
+    answer: dict[str, Any] = msgspec.field(default_factory=dict)

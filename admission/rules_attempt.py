@@ -7,6 +7,8 @@ under which the attempt was admitted allows (protocol section 6).
 
 from typing import Any
 
+import msgspec
+
 from admission import commands as cmd
 from admission import events as ev
 from admission.records import Attempt
@@ -23,6 +25,8 @@ from admission.vocabulary import (
     Method,
     TryOutcome,
     Verdict,
+    canonical,
+    digest,
     idempotency_key,
     scope_prefixes,
 )
@@ -46,7 +50,7 @@ def refused_by_contract(run: RunState, command: cmd.Admit) -> bool:
 def superseded(run: RunState, command: cmd.Admit) -> bool:
     """A gate on the way is closed or sealed, or stands at another revision than the child."""
     own = run.gates.get(command.scope)
-    if own is None or own.cur != command.revision or own.target != command.revision:
+    if own is None or run.finished or own.cur != command.revision or own.target != command.revision:
         return True
     return any(
         run.gates[s].state in (GateState.CLOSED, GateState.SEALED)
@@ -63,14 +67,23 @@ def held(run: RunState, command: cmd.Admit) -> bool:
 def not_the_current_child(run: RunState, command: cmd.Admit) -> bool:
     """The log does not say that this child, in this task, may act."""
     child = run.children.get(command.child)
-    return child is None or not run.is_current(child) or not child.claimed or child.task != command.task
+    if child is None or (child.scope, child.revision) != (command.scope, command.revision):
+        return True
+    return not run.is_current(child) or not child.claimed or child.task != command.task
 
 
 def target_changed_since(run: RunState, command: cmd.Admit) -> bool:
-    """The same thing was done, but a later effect changed the target: doing it again may be meant, so it must be said."""
+    """It was done, but a later effect changed the target: doing it again may be meant, so it must be said."""
     done = run.attempts[run.slots[command.slot]]
-    latest = run.targets.get(f"{command.service}:{command.target}")
-    return latest is not None and latest != done.id and run.attempts[latest].settled > done.settled
+    latest = run.attempts.get(run.targets.get(f"{command.service}:{command.target}", ""))
+    if latest is None or done.revision == command.revision or _intent(latest.slot) == _intent(done.slot):
+        return False  # under one revision a repeated ask is a child that starts over, not a wish
+    return latest.settled > done.settled
+
+
+def _intent(slot: str) -> str:
+    """A slot without its occurrence."""
+    return slot.rsplit("#", 1)[0]
 
 
 def being_sent(run: RunState, command: cmd.Admit) -> bool:
@@ -78,11 +91,17 @@ def being_sent(run: RunState, command: cmd.Admit) -> bool:
     return not in_doubt(run.attempts[run.slots[command.slot]])
 
 
+def outcome_is_unknown(run: RunState, command: cmd.Admit) -> bool:
+    """It could not be found out what became of the attempt that has the slot."""
+    attempt = run.attempts[run.slots[command.slot]]
+    return attempt.state is AttemptState.UNKNOWN or attempt.contradicted
+
+
 def same_intent_elsewhere(run: RunState, command: cmd.Admit) -> bool:
     """Another slot has the same conflict key: the same intent in other words."""
     if not command.conflict_key:
         return False
-    return run.conflicts.get(command.conflict_key, command.slot) != command.slot
+    return _intent(run.conflicts.get(command.conflict_key, command.slot)) != _intent(command.slot)
 
 
 def occurrence_not_allowed(run: RunState, command: cmd.Admit) -> bool:
@@ -90,12 +109,16 @@ def occurrence_not_allowed(run: RunState, command: cmd.Admit) -> bool:
     if command.occurrence == 1:
         return False
     plan = run.goal_of(command.scope)
-    return plan is None or not any(
-        action.service == command.service
-        and action.action == command.operation
-        and action.occurrence >= command.occurrence
-        and command.target in (str(value) for value in action.arguments.values())
-        for action in plan.actions
+    return (
+        command.occurrence < 1
+        or plan is None
+        or not any(
+            action.service == command.service
+            and action.action == command.operation
+            and action.occurrence >= command.occurrence
+            and command.target in (str(value) for value in action.arguments.values())
+            for action in plan.actions
+        )
     )
 
 
@@ -107,7 +130,8 @@ def budget_reached(run: RunState, command: cmd.Admit) -> bool:
 
 def contract_ref(facts: ev.ContractFacts) -> str:
     """Under which name a run keeps a contract's facts."""
-    return f"{facts.service}.{facts.operation}@{facts.version}:{facts.schema_hash[:12]}"
+    content = digest(canonical(msgspec.to_builtins(facts)))
+    return f"{facts.service}.{facts.operation}@{facts.version}:{content[:12]}"
 
 
 def _admit(run: RunState, c: cmd.Admit, at: int) -> tuple[ev.Event, ...]:
@@ -140,7 +164,7 @@ def _admitted(run: RunState, c: cmd.Admit) -> dict[str, Any]:
 
 def _refuse_as(verdict: Verdict) -> Any:
     def refuse(run: RunState, c: cmd.Admit, at: int) -> tuple[ev.Event, ...]:
-        if refusal_key(c.child, c.slot, verdict.value) in run.refusals:
+        if run.head == 0 or refusal_key(c.child, c.slot, verdict.value) in run.refusals:
             return ()  # repeats are counted in the trace; the first one is the row that people look for
         refused = ev.EffectRefused(
             at=at, by=c.by, child=c.child, scope=c.scope, revision=c.revision, in_force=run.head, slot=c.slot,
@@ -168,6 +192,8 @@ def _refusal_words(run: RunState, c: cmd.Admit, verdict: Verdict) -> str:
             return f"the same intent stands under {run.conflicts[c.conflict_key]}"
         case Verdict.NEEDS_OCCURRENCE:
             return "done before, and its target was changed since: the plan must list it as a further occurrence"
+        case Verdict.IN_DOUBT:
+            return f"it is not known what became of {run.slots[c.slot]}, which is the same intent"
         case Verdict.BUDGET:
             return f"budget of {run.budget_limit} effects: {run.spent} spent, {run.reserved} reserved"
         case _:
@@ -192,7 +218,8 @@ def _slot_of(run: RunState, command: cmd.Admit) -> str:
     holder = run.slots.get(command.slot)
     if holder is None:
         return FREE
-    return TAKEN if run.attempts[holder].open else DONE
+    attempt = run.attempts[holder]
+    return TAKEN if attempt.open or attempt.contradicted else DONE
 
 
 _SLOTS = (FREE, TAKEN, DONE)
@@ -209,13 +236,14 @@ SLOT = Machine(
     commands={cmd.Admit: "a worker asks for an effect"},
     state_of=_slot_of,
     rows=(
-        _refusing(refused_by_contract, Verdict.REFUSED),
         _refusing(superseded, Verdict.SUPERSEDED),
         _refusing(held, Verdict.HELD),
         _refusing(not_the_current_child, Verdict.NOT_CURRENT),
+        _refusing(refused_by_contract, Verdict.REFUSED),
         _refusing(target_changed_since, Verdict.NEEDS_OCCURRENCE, (DONE,), _holder),
         Row(states=(DONE,), on=cmd.Admit, says=Verdict.DONE_BEFORE, detail=_holder),
         Row(states=(TAKEN,), on=cmd.Admit, guard=being_sent, says=Verdict.IN_FLIGHT, detail=_holder),
+        _refusing(outcome_is_unknown, Verdict.IN_DOUBT, (TAKEN,), _holder),
         Row(states=(TAKEN,), on=cmd.Admit, says=Verdict.IN_DOUBT, detail=_holder),
         _refusing(same_intent_elsewhere, Verdict.CONFLICTS_WITH, (FREE,)),
         _refusing(occurrence_not_allowed, Verdict.NEEDS_OCCURRENCE, (FREE,)),
@@ -234,7 +262,7 @@ def gate_not_open(run: RunState, command: cmd.GrantTry) -> bool:
     """The gate is no longer open at the attempt's revision."""
     attempt = run.attempts[command.attempt]
     own = run.gates[attempt.scope]
-    if own.cur != attempt.revision:
+    if own.cur != attempt.revision or run.finished:
         return True
     return any(run.gates[s].state is not GateState.OPEN for s in scope_prefixes(attempt.scope) if s in run.gates)
 
@@ -251,7 +279,7 @@ def must_not_be_sent_again(run: RunState, command: cmd.GrantTry) -> bool:
     """The contract does not deduplicate, the key is too old, tries are used up, or the key is being voided."""
     attempt = run.attempts[command.attempt]
     facts = run.facts_of(attempt)
-    if command.n > facts.tries_max or attempt.asked_method is Method.VOID:
+    if command.n > facts.tries_max or attempt.voiding:
         return True
     if attempt.not_after and run.clock >= attempt.not_after:
         return True
@@ -288,7 +316,8 @@ def _record(run: RunState, c: cmd.RecordTry, at: int) -> tuple[ev.Event, ...]:
 
 def never_granted(run: RunState, command: cmd.RecordTry) -> bool:
     """No such try was granted: the report is not about anything this run sent."""
-    return not 1 <= command.n <= len(run.attempts[command.attempt].tries)
+    tries = run.attempts[command.attempt].tries
+    return command.outcome is TryOutcome.GRANTED or not 1 <= command.n <= len(tries)
 
 
 # --- finding out -----------------------------------------------------------------------------------------------------
@@ -302,13 +331,13 @@ def not_conclusive(run: RunState, command: cmd.Classify) -> bool:
 def _conclusive(run: RunState, c: cmd.Classify) -> bool:
     attempt = run.attempts[c.attempt]
     facts = run.facts_of(attempt)
-    if c.basis is Basis.NOTHING_WRITTEN or c.basis is Basis.SERVICE_REFUSED and not c.started:
+    if c.basis is Basis.NOTHING_WRITTEN or (c.basis is Basis.SERVICE_REFUSED and not c.started):
         return bool(attempt.tries) and all(t.outcome is TryOutcome.NOT_EXECUTED for t in attempt.tries)
-    if not 0 < c.started <= attempt.asked_position:
-        return False  # the question was not written down before it was asked
+    if c.started == 0 or c.started != attempt.asked_position:
+        return False  # the question was not written down before it was asked, or another one was asked since
     match c.basis:
         case Basis.VOIDED:
-            return facts.contract_class is ContractClass.VOID
+            return facts.contract_class is ContractClass.VOID and attempt.asked_method is Method.VOID
         case Basis.SERVICE_REFUSED:
             return facts.dedupes  # the service holds its "no" under this key and will answer any late try with it
         case Basis.NOT_AFTER_PASSED:
@@ -325,6 +354,24 @@ def still_being_sent(run: RunState, command: cmd.Classify) -> bool:
     return command.finding is Finding.UNKNOWN and run.clock < attempt.reconcile_at
 
 
+def it_was_executed(run: RunState, command: cmd.Classify) -> bool:
+    """The service shows it as executed, against what is on record."""
+    return command.finding is Finding.EXECUTED
+
+
+def not_offered(run: RunState, command: cmd.StartReconcile) -> bool:
+    """The attempt's contract does not offer that question."""
+    facts = run.facts_of(run.attempts[command.attempt])
+    offered = {ContractClass.VOID: set(Method), ContractClass.LOOKUP: {Method.LOOKUP},
+               ContractClass.NOT_AFTER: {Method.LOOKUP}}  # fmt: skip
+    return command.method not in offered.get(facts.contract_class, set())
+
+
+def not_contradicted(run: RunState, command: cmd.Resolve) -> bool:
+    """It is settled, and no evidence stands against that."""
+    return not run.attempts[command.attempt].contradicted
+
+
 def same_unknown(run: RunState, command: cmd.Classify) -> bool:
     """It is unknown already."""
     return command.finding is Finding.UNKNOWN
@@ -333,7 +380,13 @@ def same_unknown(run: RunState, command: cmd.Classify) -> bool:
 def _ask(run: RunState, c: cmd.StartReconcile, at: int) -> tuple[ev.Event, ...]:
     attempt = run.attempts[c.attempt]
     started = ev.ReconcileStarted(
-        at=at, by=c.by, attempt=c.attempt, method=c.method, covers=len(attempt.tries), n=attempt.asked + 1, epoch=c.epoch
+        at=at,
+        by=c.by,
+        attempt=c.attempt,
+        method=c.method,
+        covers=len(attempt.tries),
+        n=attempt.asked + 1,
+        epoch=c.epoch,
     )
     return (started,)
 
@@ -401,10 +454,13 @@ ATTEMPT = Machine(
             accepted=True, records="evidence is never refused; against a settled outcome it raises an alarm"),
         Row(states=(_NONE,), on=cmd.StartReconcile, says=Answer.NOT_FOUND),
         Row(states=(A.ADMITTED, *_SETTLED), on=cmd.StartReconcile, says=Answer.ALREADY, detail=_attempt_detail),
+        Row(states=_SENT, on=cmd.StartReconcile, guard=not_offered, says=Answer.INVALID, detail=_attempt_detail),
         Row(states=_SENT, on=cmd.StartReconcile, do=_ask, says=Answer.ACCEPTED, accepted=True,
             sends="lookup or void, asked by the gateway",
             detail=lambda run, c: {"started": run.version + 1}),
         Row(states=(_NONE,), on=cmd.Classify, says=Answer.NOT_FOUND),
+        Row(states=(A.FAILED, A.REVOKED), on=cmd.Classify, guard=it_was_executed, do=_classify, says=Answer.ACCEPTED,
+            accepted=True, records="an alarm: found after it was settled as not executed"),
         Row(states=(A.ADMITTED, *_SETTLED), on=cmd.Classify, says=Answer.ALREADY, detail=_attempt_detail),
         Row(states=_SENT, on=cmd.Classify, guard=not_conclusive, says=Answer.NOT_CONCLUSIVE, detail=_attempt_detail),
         Row(states=(A.SENDING,), on=cmd.Classify, guard=still_being_sent, says=Answer.NOT_CONCLUSIVE,
@@ -416,10 +472,11 @@ ATTEMPT = Machine(
         Row(states=tuple(A), on=cmd.Resolve, guard=request_seen, says=Answer.REPEATED, accepted=True,
             detail=_attempt_detail),
         Row(states=tuple(A), on=cmd.Resolve, guard=request_reused, says=Answer.REUSED_ID, detail=_attempt_detail),
-        Row(states=(A.ADMITTED, A.SENDING, *_SETTLED), on=cmd.Resolve, says=Answer.WRONG_STATE, detail=_attempt_detail),
-        Row(states=(A.UNKNOWN,), on=cmd.Resolve, guard=words_missing, says=Answer.INVALID,
+        Row(states=(A.ADMITTED, A.SENDING), on=cmd.Resolve, says=Answer.WRONG_STATE, detail=_attempt_detail),
+        Row(states=_SETTLED, on=cmd.Resolve, guard=not_contradicted, says=Answer.WRONG_STATE, detail=_attempt_detail),
+        Row(states=(A.UNKNOWN, *_SETTLED), on=cmd.Resolve, guard=words_missing, says=Answer.INVALID,
             detail=lambda run, c: {"faults": ["a decision needs who, --reason and --evidence"]}),
-        Row(states=(A.UNKNOWN,), on=cmd.Resolve, do=_resolve, next="succeeded or failed", says=Answer.ACCEPTED,
+        Row(states=(A.UNKNOWN, *_SETTLED), on=cmd.Resolve, do=_resolve, next="succeeded or failed", says=Answer.ACCEPTED,
             accepted=True, records="basis operator, signed; later evidence that contradicts it raises an alarm"),
     ),
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Rules of children: planning, launching, claiming, stopping, observing, losing, and what their results are worth. Pure.
+"""Rules of children: planning, launching, claiming, stopping, observing, losing, and what their results are worth.
+Pure.
 
 "Stop requested" is written before anybody is asked and is never taken for "stopped"; the first terminal state that was
 seen is final; a result is adopted only if what it echoes is what the log says now.
@@ -70,7 +71,11 @@ def finished_without_result(run: RunState, child: Child) -> bool:
     if child.state is C.LOST or child.task_state is not TaskState.COMPLETED:
         return True
     result = run.results.get(child.result)
-    return result is not None and result.disposition is Disposition.DROPPED
+    if result is None:
+        return False
+    if result.disposition is Disposition.ADOPTED:
+        return run.adopted.get(child.scope) != result.id  # it was put aside: something it left open did not happen
+    return result.disposition is Disposition.DROPPED
 
 
 def missing_needs(run: RunState, scope: str) -> list[str]:
@@ -132,6 +137,14 @@ PLAN = Machine(
 def no_longer_current(run: RunState, command: Any) -> bool:
     """The log does not say (any more) that this child may act."""
     return not run.is_current(run.children[command.child])
+
+
+def may_not_start(run: RunState, command: cmd.StartLaunch) -> bool:
+    """The log does not say that this child may act, or a gate on its way is not open."""
+    child = run.children[command.child]
+    if not run.is_current(child):
+        return True
+    return any(run.gates[s].state is not GateState.OPEN for s in scope_prefixes(child.scope) if s in run.gates)
 
 
 def grant_differs(run: RunState, command: cmd.ClaimChild) -> bool:
@@ -327,7 +340,7 @@ CHILD = Machine(
         Row(states=_EVERY, on=cmd.ClaimChild, do=_claimed, next=C.RUNNING, says=Claim.CLAIMED, accepted=True,
             detail=_superseding, records="the first task to claim is the child"),
         _unknown_child(cmd.StartLaunch),
-        Row(states=(C.PLANNED, C.LAUNCHING), on=cmd.StartLaunch, guard=no_longer_current, says=Answer.CLOSED),
+        Row(states=(C.PLANNED, C.LAUNCHING), on=cmd.StartLaunch, guard=may_not_start, says=Answer.CLOSED),
         Row(states=(C.PLANNED, C.LAUNCHING), on=cmd.StartLaunch, do=_launch, next=C.LAUNCHING, says=Answer.ACCEPTED,
             accepted=True, sends="SendMessage with the child's id as message id"),
         Row(states=(*_BOUND, *_SETTLED), on=cmd.StartLaunch, says=Answer.ALREADY),
@@ -338,8 +351,8 @@ CHILD = Machine(
         Row(states=_EVERY, on=cmd.BindChild, do=_bound, next="running if it was launching", says=Answer.ACCEPTED,
             accepted=True, records="the task id; the first one wins"),
         _unknown_child(cmd.RequestStop),
-        Row(states=(C.PLANNED, *_SETTLED), on=cmd.RequestStop, says=Answer.ALREADY),
-        Row(states=_STARTED, on=cmd.RequestStop, do=_stop, next=C.STOP_REQUESTED, says=Answer.ACCEPTED, accepted=True,
+        Row(states=(C.PLANNED, C.LAUNCHING, *_SETTLED), on=cmd.RequestStop, says=Answer.ALREADY),
+        Row(states=_BOUND, on=cmd.RequestStop, do=_stop, next=C.STOP_REQUESTED, says=Answer.ACCEPTED, accepted=True,
             sends="CancelTask", records="that it is asked, before it is asked"),
         _unknown_child(cmd.RecordStop),
         Row(states=(C.PLANNED, C.LAUNCHING, C.RUNNING, *_SETTLED), on=cmd.RecordStop, says=Answer.ALREADY),
@@ -369,4 +382,3 @@ CHILD = Machine(
             records="the scope's result and its artifacts"),
     ),
 )  # fmt: skip
-

@@ -15,8 +15,10 @@ from admission.records import Gate
 from admission.standing import (
     blocking_attempts,
     blocking_children,
+    budget_overdrawn,
     exhausted,
     phase,
+    seen_to_end,
 )
 from admission.state import RunState
 from admission.table import Answer, Machine, Row
@@ -43,7 +45,7 @@ CANCEL_DEADLINE_MS = 15_000
 
 def payload_hash(command: cmd.Command) -> str:
     """What two sendings of one request are compared by: everything but who sent it."""
-    return digest(canonical(msgspec.to_builtins(replace(command, by=""))))
+    return digest(canonical([type(command).__name__, msgspec.to_builtins(replace(command, by=""))]))
 
 
 def goal_hash(goal: ev.Goal) -> str:
@@ -97,11 +99,8 @@ def not_its_target(run: RunState, command: cmd.OpenScope) -> bool:
 
 
 def something_open(run: RunState, command: cmd.OpenScope) -> bool:
-    """An older revision's attempt is open, or a child that acts past the gate was not seen to end."""
-    if blocking_attempts(run, command.scope) or blocking_children(run, command.scope):
-        return True
-    limit = run.budget_limit
-    return limit is not None and limit - run.spent - run.reserved < 0
+    """An older revision's attempt is open, a child acts past the gate, or more is spent than the goal allows."""
+    return bool(blocking_attempts(run, command.scope) or blocking_children(run, command.scope) or budget_overdrawn(run))
 
 
 def all_done(run: RunState, command: Any) -> bool:
@@ -111,7 +110,7 @@ def all_done(run: RunState, command: Any) -> bool:
 
 def given_up(run: RunState, command: Any) -> bool:
     """Nothing is open, and what is not done has used up its relaunches."""
-    if run.open_attempts or _acting(run):
+    if run.open_attempts or _acting(run) or any(gate.cur != gate.target for gate in run.gates.values()):
         return False
     stuck = [scope for scope in run.gates if not run.scope_done(scope)]
     return bool(stuck) and all(exhausted(run, scope) for scope in stuck)
@@ -119,19 +118,18 @@ def given_up(run: RunState, command: Any) -> bool:
 
 def all_stopped(run: RunState, command: Any) -> bool:
     """Every attempt has an outcome and every child was seen to end."""
-    return not run.open_attempts and all(child.settled for child in run.children.values())
+    return not run.open_attempts and all(seen_to_end(child) for child in run.children.values())
 
 
 def stopping_took_too_long(run: RunState, command: Any) -> bool:
     """Only unknown attempts are open, and children were given their time to stop."""
     if any(run.attempts[a].state is not AttemptState.UNKNOWN for a in run.open_attempts):
         return False
-    late = run.clock - CANCEL_DEADLINE_MS
-    return all(child.settled or (child.stops > 0 and child.stop_at < late) for child in run.children.values())
+    return run.clock > max((gate.closed_at for gate in run.gates.values()), default=0) + CANCEL_DEADLINE_MS
 
 
 def _acting(run: RunState) -> bool:
-    return any(not c.settled and c.mode is ChildMode.AUTONOMOUS for c in run.children.values())
+    return any(not seen_to_end(c) and c.mode is ChildMode.AUTONOMOUS for c in run.children.values())
 
 
 # --- goals -----------------------------------------------------------------------------------------------------------
@@ -140,6 +138,8 @@ def _acting(run: RunState) -> bool:
 def goal_faults(goal: ev.Goal) -> list[str]:
     """Why a goal cannot be worked on, as sentences."""
     faults = []
+    if goal.budget_effects is not None and goal.budget_effects < 0:
+        faults.append("the budget of effects is negative")
     if not goal.plan:
         faults.append("the plan has no scope: name at least one, with the agent that works on it")
     for scope, plan in goal.plan.items():
@@ -147,6 +147,7 @@ def goal_faults(goal: ev.Goal) -> list[str]:
             faults.append(f"scope name {scope!r} is empty or has an empty part")
         if not plan.agent:
             faults.append(f"scope {scope!r} names no agent")
+        faults += [f"scope {scope!r}: an occurrence below 1" for action in plan.actions if action.occurrence < 1]
         for need in plan.needs:
             producer = need.split(":", 1)[0]
             if producer not in goal.plan:
@@ -209,6 +210,8 @@ def affected_scopes(run: RunState, goal: ev.Goal, kind: UpdateKind) -> tuple[str
 
 def revision_faults(run: RunState, command: cmd.Revise) -> list[str]:
     """Why a revision is refused, as sentences."""
+    if command.kind not in (UpdateKind.CORRECT, UpdateKind.REPLACE):
+        return [f"a revision corrects or replaces; {command.kind.value!r} is another command"]
     old = run.revisions[run.head].goal
     known = {r.id for r in old.requirements} | set(old.plan)
     faults = [f"cannot remove {name!r}: it is no requirement or scope" for name in command.remove if name not in known]
@@ -267,6 +270,20 @@ def _cancel(run: RunState, c: cmd.Cancel, at: int) -> tuple[ev.Event, ...]:
     return (update, ev.RunCancelled(at=at, by=c.by, seq=update.seq))
 
 
+def _note_pause(run: RunState, c: cmd.Pause, at: int) -> tuple[ev.Event, ...]:
+    return (_update(run, c, at, UpdateKind.PAUSE),)
+
+
+def _note_cancel(run: RunState, c: cmd.Cancel, at: int) -> tuple[ev.Event, ...]:
+    return (_update(run, c, at, UpdateKind.CANCEL),)
+
+
+def standing_artifacts(run: RunState) -> tuple[ev.ArtifactRef, ...]:
+    """The artifacts of results that count now: those of scopes whose result is of the revision they stand at."""
+    done = [run.results[run.adopted[scope]] for scope in run.gates if scope in run.adopted and run.scope_done(scope)]
+    return tuple(artifact for result in done for artifact in result.artifacts)
+
+
 def checkpoint_for(run: RunState, scope: str) -> ev.Checkpoint:
     """What is true of a scope now: the goal it will go on under, what is done, what is still open, what is left."""
     gate = run.gates[scope]
@@ -293,7 +310,7 @@ def checkpoint_for(run: RunState, scope: str) -> ev.Checkpoint:
     predecessor = previous[-1].id if previous else ""
     return ev.Checkpoint(
         id=f"{scope}@{gate.target}", scope=scope, revision=gate.target, goal_hash=run.revisions[gate.target].goal_hash,
-        position=run.version, effects_done=done, artifacts=tuple(run.artifacts.values()), pending=pending, children=old,
+        position=run.version, effects_done=done, artifacts=standing_artifacts(run), pending=pending, children=old,
         budget_limit=run.budget_limit, budget_spent=run.spent, budget_reserved=run.reserved, predecessor=predecessor,
         predecessor_hash=run.checkpoint_hashes.get(predecessor, ""),
     )  # fmt: skip
@@ -304,9 +321,7 @@ def _open(run: RunState, c: cmd.OpenScope, at: int) -> tuple[ev.Event, ...]:
     written = ev.CheckpointWritten(
         at=at, by=c.by, checkpoint=checkpoint, hash=digest(canonical(msgspec.to_builtins(checkpoint)))
     )
-    opened = ev.ScopeOpened(
-        at=at, by=c.by, scope=c.scope, revision=c.revision, checkpoint=checkpoint.id, epoch=c.epoch
-    )
+    opened = ev.ScopeOpened(at=at, by=c.by, scope=c.scope, revision=c.revision, checkpoint=checkpoint.id, epoch=c.epoch)
     return (written, opened)
 
 
@@ -321,12 +336,20 @@ def _finish_as(end: RunPhase, summary: str) -> Any:
 # --- details ---------------------------------------------------------------------------------------------------------
 
 
+def _after_start(run: RunState, c: cmd.Start) -> dict[str, Any]:
+    return {"in_force": 1}
+
+
+def _after_revision(run: RunState, c: cmd.Revise) -> dict[str, Any]:
+    return {"in_force": run.head + 1, "before": run.head, "affects": affected_scopes(run, next_goal(run, c), c.kind)}
+
+
 def _in_force(run: RunState, c: Any) -> dict[str, Any]:
     return {"in_force": run.head, "phase": phase(run).value}
 
 
 def _answer_again(run: RunState, c: Any) -> dict[str, Any]:
-    return {**run.requests[c.request_id].answer, **_in_force(run, c)}
+    return {**_in_force(run, c), **run.requests[c.request_id].answer}
 
 
 def _goal_faults(run: RunState, c: cmd.Start) -> dict[str, Any]:
@@ -339,6 +362,7 @@ def _revision_faults(run: RunState, c: cmd.Revise) -> dict[str, Any]:
 
 def _blockers(run: RunState, c: cmd.OpenScope) -> dict[str, Any]:
     return {
+        "budget_overdrawn": budget_overdrawn(run),
         "attempts": [a.id for a in blocking_attempts(run, c.scope)],
         "children": [b.id for b in blocking_children(run, c.scope)],
     }
@@ -382,27 +406,27 @@ RUN = Machine(
     rows=(
         Row(states=(P.NONE,), on=cmd.Start, guard=goal_is_faulty, says=Answer.INVALID, detail=_goal_faults),
         Row(states=(P.NONE,), on=cmd.Start, do=_start, next=P.RUNNING, says=Answer.ACCEPTED, accepted=True,
-            detail=_in_force, records="revision 1, gates open"),
+            detail=_after_start, records="revision 1, gates open"),
         *_request_rows(cmd.Start, _EXISTING),
         Row(states=_EXISTING, on=cmd.Start, says=Answer.REUSED_ID, detail=_in_force),
         *_update_rows(cmd.Revise),
         Row(states=_STOPPING, on=cmd.Revise, says=Answer.RUN_ENDED, detail=_in_force),
         Row(states=_LIVE, on=cmd.Revise, guard=revision_is_faulty, says=Answer.INVALID, detail=_revision_faults),
-        Row(states=_LIVE, on=cmd.Revise, do=_revise, next=P.REDIRECTING, says=Answer.ACCEPTED, accepted=True,
-            detail=_in_force,
+        Row(states=_LIVE, on=cmd.Revise, do=_revise, next="redirecting, or blocked by what is unknown", says=Answer.ACCEPTED, accepted=True,
+            detail=_after_revision,
             records="revision n; gates closed; what was not sent revoked; what was sent and children marked"),
         *_update_rows(cmd.Pause),
         Row(states=_STOPPING, on=cmd.Pause, says=Answer.RUN_ENDED, detail=_in_force),
-        Row(states=_LIVE, on=cmd.Pause, guard=held_by_pause, says=Answer.ALREADY, accepted=True, detail=_in_force),
-        Row(states=_LIVE, on=cmd.Pause, do=_pause, next=P.PAUSED, says=Answer.ACCEPTED, accepted=True,
+        Row(states=_LIVE, on=cmd.Pause, guard=held_by_pause, do=_note_pause, says=Answer.ALREADY, accepted=True, detail=_in_force),
+        Row(states=_LIVE, on=cmd.Pause, do=_pause, next="paused, once no gate is closed", says=Answer.ACCEPTED, accepted=True,
             detail=_in_force, records="gates held; what was not sent revoked"),
         *_update_rows(cmd.Resume),
         Row(states=_STOPPING, on=cmd.Resume, says=Answer.RUN_ENDED, detail=_in_force),
         Row(states=_LIVE, on=cmd.Resume, guard=not_held, says=Answer.WRONG_STATE, detail=_in_force),
-        Row(states=_LIVE, on=cmd.Resume, do=_resume, next=P.RUNNING, says=Answer.ACCEPTED, accepted=True,
+        Row(states=_LIVE, on=cmd.Resume, do=_resume, next="as before the pause", says=Answer.ACCEPTED, accepted=True,
             detail=_in_force, records="gates released, same revision"),
         *_update_rows(cmd.Cancel),
-        Row(states=_STOPPING, on=cmd.Cancel, says=Answer.ALREADY, accepted=True, detail=_in_force),
+        Row(states=_STOPPING, on=cmd.Cancel, do=_note_cancel, says=Answer.ALREADY, accepted=True, detail=_in_force),
         Row(states=_LIVE, on=cmd.Cancel, do=_cancel, next=P.CANCELLING, says=Answer.ACCEPTED, accepted=True,
             detail=_in_force, records="gates sealed; what was not sent revoked; what was sent and children marked"),
         Row(states=(P.RUNNING, P.BLOCKED), on=cmd.Finish, guard=all_done,

@@ -20,6 +20,8 @@ from admission.vocabulary import (
 
 #: How often a scope's child is started again under one revision before a person has to look.
 RELAUNCHES_MAX = 3
+#: How often a child that acts past the gate is asked to stop before a person has to look.
+STOPS_PATIENT = 2
 
 
 def blocking_attempts(run: RunState, scope: str) -> list[Attempt]:
@@ -50,6 +52,31 @@ def blocking_children(run: RunState, scope: str) -> list[Child]:
     ]
 
 
+def seen_to_end(child: Child) -> bool:
+    """Whether the child cannot act any more as far as anybody saw. A lost child that acts past the gate may."""
+    return child.settled and not (child.state is ChildState.LOST and child.mode is ChildMode.AUTONOMOUS)
+
+
+def budget_overdrawn(run: RunState) -> bool:
+    """Whether more is spent and reserved than the goal in force allows."""
+    limit = run.budget_limit
+    return limit is not None and run.spent + run.reserved > limit
+
+
+def unmeetable_needs(run: RunState, scope: str) -> list[str]:
+    """Needs of a scope that will never be met: their producer is done and did not deliver that artifact."""
+    plan = run.goal_of(scope)
+    found = []
+    for need in plan.needs if plan else ():
+        producer, _, name = need.partition(":")
+        if producer not in run.gates or not run.scope_done(producer):
+            continue
+        result = run.results.get(run.adopted.get(producer, ""))
+        if result is None or (name and name not in {artifact.name for artifact in result.artifacts}):
+            found.append(need)
+    return found
+
+
 def exhausted(run: RunState, scope: str) -> bool:
     """Whether the scope's child has failed or been lost too often under the open revision."""
     return run.relaunches.get(scope, 0) > RELAUNCHES_MAX
@@ -65,7 +92,9 @@ def unknown_attempts(run: RunState) -> Iterator[Attempt]:
 
 def in_doubt(attempt: Attempt) -> bool:
     """Whether a send of this attempt ended without a usable answer and nothing has settled it yet."""
-    return attempt.state is AttemptState.UNKNOWN or any(t.outcome is TryOutcome.IN_DOUBT for t in attempt.tries)
+    if attempt.state is AttemptState.UNKNOWN or attempt.contradicted:
+        return True
+    return any(t.outcome is TryOutcome.IN_DOUBT for t in attempt.tries)
 
 
 def live_current_child(run: RunState, scope: str) -> Child | None:
@@ -77,10 +106,26 @@ def live_current_child(run: RunState, scope: str) -> Child | None:
 def _stuck_on_unknown(run: RunState) -> bool:
     for attempt in unknown_attempts(run):
         gate = run.gates[attempt.scope]
-        if run.facts_of(attempt).unknown_blocks is Blocks.SCOPE:
+        if gate.state is GateState.CLOSED:
+            if attempt in blocking_attempts(run, attempt.scope):
+                return True
+        elif run.facts_of(attempt).unknown_blocks is Blocks.SCOPE and attempt.revision == gate.cur:
+            return True  # the child that asked for it waits for its outcome
+        elif live_current_child(run, attempt.scope) is None:
             return True
-        if gate.state is GateState.OPEN and live_current_child(run, attempt.scope) is None:
+    return False
+
+
+def _stuck_for_good(run: RunState) -> bool:
+    """Something that no child and no service can move: only a person or a revision can."""
+    if run.alarms:
+        return True
+    for scope, gate in run.gates.items():
+        if gate.state is GateState.CLOSED and budget_overdrawn(run):
             return True
+        if gate.cur == gate.target and not run.scope_done(scope):
+            if exhausted(run, scope) or unmeetable_needs(run, scope):
+                return True
     return False
 
 
@@ -94,22 +139,23 @@ def phase(run: RunState) -> RunPhase:
         return RunPhase.CANCELLING
     gates = run.gates.values()
     if any(g.state is GateState.CLOSED for g in gates):
-        return RunPhase.BLOCKED if _stuck_on_unknown(run) or _stuck_on_child(run) else RunPhase.REDIRECTING
+        stuck = _stuck_on_unknown(run) or stuck_children(run) or _stuck_for_good(run)
+        return RunPhase.BLOCKED if stuck else RunPhase.REDIRECTING
     if any(g.holds for g in gates):
         return RunPhase.PAUSED
-    if _stuck_on_unknown(run) or any(exhausted(run, scope) for scope in run.gates):
-        return RunPhase.BLOCKED
-    return RunPhase.RUNNING
+    return RunPhase.BLOCKED if _stuck_on_unknown(run) or _stuck_for_good(run) else RunPhase.RUNNING
 
 
-def _stuck_on_child(run: RunState) -> bool:
-    stuck = (ChildState.STOP_REFUSED, ChildState.UNREACHABLE, ChildState.LOST)
-    return any(
-        child.state in stuck
+def stuck_children(run: RunState) -> list[Child]:
+    """Children that keep a gate closed and do not stop: refused, unreachable, lost, never found, or asked in vain."""
+    plainly = (ChildState.STOP_REFUSED, ChildState.UNREACHABLE, ChildState.LOST, ChildState.LAUNCHING)
+    return [
+        child
         for scope, gate in run.gates.items()
         if gate.state is GateState.CLOSED
         for child in blocking_children(run, scope)
-    )
+        if child.state in plainly or child.stops > STOPS_PATIENT
+    ]
 
 
 def attention_since(run: RunState) -> int | None:
@@ -117,11 +163,13 @@ def attention_since(run: RunState) -> int | None:
     times = [attempt.unknown_at for attempt in unknown_attempts(run)]
     times += [alarm.at for alarm in run.alarms.values()]
     if not run.finished:
+        times += [child.stop_at or child.ended_at or child.launched_at for child in stuck_children(run)]
         for scope, gate in run.gates.items():
-            if gate.state is GateState.CLOSED:
-                stuck = (ChildState.STOP_REFUSED, ChildState.UNREACHABLE, ChildState.LOST)
-                times += [c.stop_at or c.ended_at for c in blocking_children(run, scope) if c.state in stuck]
-            elif exhausted(run, scope) and not run.cancelled:
+            if run.cancelled or run.scope_done(scope):
+                continue
+            if gate.cur != gate.target:
+                times += [gate.closed_at] if budget_overdrawn(run) else []
+            elif exhausted(run, scope) or unmeetable_needs(run, scope):
                 child = run.children.get(run.current.get(scope, ""))
                 times.append(child.ended_at if child else run.started_at)
     return min(times) if times else None

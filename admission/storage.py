@@ -16,15 +16,19 @@ A commit is the only way to change a run. Its rules, in order:
 """
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 #: Format of the store's keys and entries. A store of another format is refused, never converted in passing.
 FORMAT = 1
 PARTITIONS_DEFAULT = 16
 #: Blobs up to this size travel in the commit that names them; larger ones go ahead with put_blob.
 COMMIT_BLOB_BYTES_MAX = 64 * 1024
+#: A commit holds at most so many events; a larger one could not be read in one piece.
+COMMIT_EVENTS_MAX = 5_000
 #: A conflict carries at most so many unseen entries; beyond that the answer is Far.
 UNSEEN_ENTRIES_MAX = 256
 #: The feed keeps about so many doorbells; older gaps are repaired from the index of runs.
@@ -59,8 +63,7 @@ class Compare(StrEnum):
     NONE = "N"
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(msgspec.Struct, frozen=True):
     """What the cross-run indexes say of a run; a function of its state alone. Times on the store's clock."""
 
     live: bool
@@ -68,8 +71,7 @@ class Index:
     due_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True):
     """Events for one run, and the version they were decided on.
 
     `control` says how many of the events are control events, `known` at which log version the caller's copy is.
@@ -85,12 +87,11 @@ class Commit:
     known: int
     fence: int | None = None
     index: Index | None = None
-    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    blobs: Mapping[str, bytes] = {}
     resend: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One entry of a log: its position, the commit it came with, the server's time then (for audit only), the event."""
 
     n: int
@@ -99,8 +100,7 @@ class Entry:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(msgspec.Struct, frozen=True):
     """The decision stands. `version` is the position of the commit's last event, or the log's when it had none.
 
     `unseen` holds what others had appended after `known` and before this commit, or nothing when that is more than 256.
@@ -112,8 +112,7 @@ class Committed:
     unseen: tuple[Entry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(msgspec.Struct, frozen=True):
     """Something came in between: these entries. Fold them and decide again. Nothing was written."""
 
     version: int
@@ -122,8 +121,7 @@ class Conflict:
     time_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Far:
+class Far(msgspec.Struct, frozen=True):
     """As Conflict, with too many entries for one reply: load the run again."""
 
     version: int
@@ -131,16 +129,14 @@ class Far:
     time_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Behind:
+class Behind(msgspec.Struct, frozen=True):
     """The log ends at `version`, before what the caller knows. Nothing was written."""
 
     version: int
     time_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fenced:
+class Fenced(msgspec.Struct, frozen=True):
     """The partition's lease has this epoch, and the commit named another. Nothing was written."""
 
     epoch: int
@@ -184,7 +180,7 @@ class Store(Protocol):
         """Append, or say why not. After a lost reply the same commit is sent again until the server answers.
 
         Raises StoreUnavailable after the store's commit deadline (the outcome is then unknown) and ValueError for a
-        commit that no caller may make: a blob over 64 kB, blobs without events.
+        commit that no caller may make: a blob over 64 kB, blobs without events, an event that is not one line.
         """
 
     async def read(self, run: str, after: int, limit: int = 1000) -> list[Entry]:
@@ -258,6 +254,11 @@ def checked(commit: Commit) -> Commit:
     for sha, data in commit.blobs.items():
         if len(data) > COMMIT_BLOB_BYTES_MAX:
             raise ValueError(f"blob {sha[:12]} has {len(data)} bytes; above {COMMIT_BLOB_BYTES_MAX} use put_blob first")
+    if len(commit.events) > COMMIT_EVENTS_MAX:
+        raise ValueError(f"{len(commit.events)} events in one commit; at most {COMMIT_EVENTS_MAX}")
+    for data in commit.events:
+        if not data or b"\n" in data:
+            raise ValueError("an event is one line of JSON, not empty and without line breaks")
     if not 0 <= commit.control <= len(commit.events):
         raise ValueError(f"{commit.control} control events among {len(commit.events)}")
     return commit

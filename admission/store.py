@@ -54,7 +54,7 @@ CONNECT_TIMEOUT_S = 2.0
 REPLY_TIMEOUT_S = 5.0
 COMMIT_DEADLINE_S = 10.0
 #: Commits of all runs share so many connections; who finds them busy goes with the next batch.
-COMMIT_CONNECTIONS = 4
+COMMIT_CONNECTIONS = 2
 #: Reads have their own, so that a large one does not stand in front of a commit.
 READ_CONNECTIONS = 2
 RESEND_DELAY_S_MIN, RESEND_DELAY_S_MAX = 0.01, 0.5
@@ -104,14 +104,14 @@ _COMMIT, _LEASE = _Script("commit"), _Script("lease")
 class _RunParts:
     """What every commit of one run repeats, made once."""
 
-    __slots__ = ("keys",)
+    __slots__ = ("blob_prefix", "keys")
 
     def __init__(self, run: str, partitions: int) -> None:
         own = keys.run_keys(run, partitions)
+        self.blob_prefix = keys.blob_prefix(run, partitions)
         p = keys.partition_keys(partition_of(run, partitions))
         self.keys = tuple(
-            key.encode()
-            for key in (own.log, own.head, p.feed, p.runs, p.commits, p.live, p.attention, p.timers, p.lease)
+            key.encode() for key in (own.log, own.head, p.feed, p.runs, p.live, p.attention, p.timers, p.lease)
         )
 
 
@@ -219,7 +219,7 @@ class RedisStore:
             try:
                 reply = await self._commits.call(command)
                 if not isinstance(reply, ResponseError):
-                    return reply_of(reply)
+                    return reply_of(reply, commit.known)
                 if isinstance(reply, NoScriptError):  # it was not executed: load, and ask as before
                     await self._ask("SCRIPT", "LOAD", _COMMIT.text)
                     continue
@@ -251,7 +251,7 @@ class RedisStore:
             _COMMIT.sha,
             len(parts.keys) + len(blobs),
             *parts.keys,
-            *[keys.blob_key(commit.run, self.partitions, sha) for sha in blobs],
+            *[parts.blob_prefix + sha for sha in blobs],
             commit.id,
             commit.run,
             commit.compare.value,
@@ -267,13 +267,13 @@ class RedisStore:
             UNSEEN_ENTRIES_MAX,
             len(commit.events),
         )
-        return _pack(*head, *commit.events, *blobs.values())
+        return _pack(*head, b"\n".join(commit.events), *blobs.values())
 
     # --- one run
 
     async def read(self, run: str, after: int, limit: int = 1000) -> list[Entry]:
         log = keys.run_keys(run, self.partitions).log
-        return list(entries_of(await self._ask("XRANGE", log, f"{after + 1}-0", "+", "COUNT", limit)))
+        return entries_of(await self._ask("XRANGE", log, f"{after + 1}-0", "+", "COUNT", limit), after)[:limit]
 
     async def head(self, run: str) -> tuple[int, int]:
         version, control = await self._ask("HMGET", keys.run_keys(run, self.partitions).head, "v", "c")
@@ -328,11 +328,11 @@ class RedisStore:
         return first[0][1] if first else None
 
     async def marks(self, partitions: Collection[int]) -> dict[int, int]:
-        numbers = list(partitions)
-        if not numbers:
-            return {}
-        found = await self._ask("MGET", *[keys.partition_keys(partition).commits for partition in numbers])
-        return {partition: int(mark or 0) for partition, mark in zip(numbers, found, strict=True)}
+        found = {}
+        for partition in partitions:
+            last = await self._ask("XREVRANGE", keys.partition_keys(partition).feed, "+", "-", "COUNT", 1)
+            found[partition] = int(last[0][0][2:]) if last else 0
+        return found
 
     def feed(
         self, partitions: Collection[int], *, after: Mapping[int, int] | None = None
@@ -347,14 +347,14 @@ class RedisStore:
         connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
 
         async def ring(seen: Mapping[int, int]) -> dict[int, list[Bell]]:
-            ids = [f"{seen[partition]}-0" for partition in streams.values()]
+            ids = [f"0-{seen[partition]}" for partition in streams.values()]
             command = _pack("XREAD", "COUNT", FEED_READ_ENTRIES, "BLOCK", FEED_BLOCK_MS, "STREAMS", *streams, *ids)
             deadline_s = FEED_BLOCK_MS / 1000 + self._reply_timeout_s
             reply = (await _exchange(connection, (command,), deadline_s))[0]
             if isinstance(reply, ResponseError):
                 raise reply
             return {
-                streams[stream]: [(int(id_[:-2]), fields[1].decode(), int(fields[3])) for id_, fields in bells]
+                streams[stream]: [(int(id_[2:]), fields[1].decode(), int(fields[3])) for id_, fields in bells]
                 for stream, bells in (reply or {}).items()
             }
 

@@ -180,11 +180,6 @@ class Acts:
         if isinstance(known, Seen):
             await self._bind(run, child_id, known.task)
             return
-        age = self._desk.now_ms() - child.launched_at
-        if isinstance(known, Gone) and age > ag.LAUNCH_RETRY_MS * ag.LAUNCHES_MAX:
-            lost = cmd.DeclareLost(by="courier", child=child_id, detail="launched, never answered, and not to be found")
-            await self._desk.submit(run, lost)
-            return
         await anyio.sleep(NOBODY_S)
 
     async def _stop(self, run: str, child_id: str, epoch: int) -> None:
@@ -265,14 +260,19 @@ class Acts:
             )  # fmt: skip
             await self._desk.submit(run, again)
             return
-        seen = await self._courier.look(url, child.task) if url else Gone()
+        seen: Seen | Gone | Unreachable = Gone()
+        with anyio.move_on_after(CONTACT_LOST_S):
+            while url is not None:
+                seen = await self._courier.look(url, child.task)
+                if not isinstance(seen, Unreachable):
+                    break
+                await anyio.sleep(LOOK_FIRST_S * 4)
         if isinstance(seen, Seen):
             await self._file(run, child_id, seen)
-        elif isinstance(seen, Gone):
+        else:
+            # It completed and what it delivered cannot be had any more: that is filed, and another child follows.
             nothing = cmd.FileResult(by="courier", child=child_id, task=child.task, stamp=None)
             await self._desk.submit(run, nothing)
-        else:
-            await anyio.sleep(NOBODY_S)
 
     async def _file(self, run: str, child_id: str, seen: Seen) -> None:
         stamps = [a.stamp for a in seen.artifacts]

@@ -34,6 +34,8 @@ HEALTH_TIMEOUT_S = 2.0
 RESEND_DELAYS_S = (0.1, 0.3, 1.0)
 PAGE_ROWS = 200
 ROWS_MAX = 10_000
+#: The problem of a name that means several runs: the command was not precise, nothing stands against it.
+AMBIGUOUS = "ambiguous"
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -225,6 +227,8 @@ class Api:
     def _refused(self, reply: httpx.Response, body: Mapping[str, Any] | None) -> CommandFailed:
         problem = _problem_of(reply)
         words = problem_words(problem, reply.status_code)
+        if problem.get("code") == AMBIGUOUS:
+            return CommandFailed(Exit.USAGE, words)
         match reply.status_code:
             case 401 | 403:
                 return CommandFailed(

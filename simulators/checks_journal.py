@@ -149,7 +149,7 @@ def landed_after_opening(effect: Effect, attempt: Attempt, margin_ms: int) -> bo
 
 
 def check_s7(matched: Matched, margin_ms: int) -> Iterator[Violation]:
-    """Nothing of an older revision lands after its scope opened for a newer one, except where only the slot is blocked."""
+    """Nothing of an older revision lands after its scope opened for a newer, unless only its slot is blocked."""
     for effect, attempt in matched.pairs:
         opened = attempt.passed
         if opened and landed_after_opening(effect, attempt, margin_ms):

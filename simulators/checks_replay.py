@@ -158,7 +158,7 @@ class Run:
         return bool(needed) and all((name, revision) in self.opened for name in needed)
 
     def opens(self, opening: str, revision: int, scope: str) -> bool:
-        """Whether the opening of one scope is what opens the gate of `scope`: its own, or the last of those above it."""
+        """Whether the opening of one scope opens the gate of `scope`: its own, or the last of those above it."""
         if (scope, revision) in self.self_opening or scope == opening:
             return scope == opening
         above = self._above(scope, revision)

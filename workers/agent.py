@@ -110,6 +110,7 @@ class FirstEnding(EventQueue):
         """Pass or drop. The ending is noted before the await: two that come at once are one ending and one late one."""
         if self._seen.ended:
             self._seen.dropped += 1
+            log.info("dropped a late %s: its task has ended (%d so far)", type(event).__name__, self._seen.dropped)
             return
         self._seen.ended = is_terminal(event)
         await self._inner.enqueue_event(event)
@@ -216,6 +217,8 @@ class WorkExecutor(AgentExecutor):
                 updater, Ending(TaskState.FAILED, "failed", "the agent's result cannot be sent"), launch
             )
         finally:
+            # Reached with the work still going only when the server closes: nobody is left to tell its ending.
+            work.end(Ending(TaskState.CANCELED, "stopped", "the worker was shut down"))
             work.published.set()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
@@ -231,6 +234,8 @@ class WorkExecutor(AgentExecutor):
     async def _live(self, work: Work, task_id: str, context: ServerCallContext) -> None:
         try:
             await work.run()
+            # Kept until told: a cancel that comes in between must find it, and wait for what is being told.
+            await work.published.wait()
         finally:
             self.works.pop(task_id, None)
             # A context of its own: the request's holds the grant, and is not to be kept.

@@ -53,7 +53,7 @@ DEADLINE_S = 10.0
 async def until(predicate: Any, *, deadline_s: float = DEADLINE_S) -> None:
     """Wait until `predicate()` holds."""
     with anyio.fail_after(deadline_s):
-        while not predicate():
+        while not predicate():  # noqa: ASYNC110 - what is waited for happens in other processes
             await anyio.sleep(0.005)
 
 

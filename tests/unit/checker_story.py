@@ -2,8 +2,8 @@
 
 Scopes a and b; a is redirected twice. In revision 1 of a: a refund lands and is recorded (e1); a cancellation loses its
 reply twice and lands after the gate closed (e2, found by lookup); a mail loses its reply and cannot be asked (e3, stays
-unknown, blocks its slot); a change is never executed (e4, voided). Scope b goes on under revision 1. Knows the wire form of
-events as text only, like the checker: it imports nothing of ours.
+unknown, blocks its slot); a change is never executed (e4, voided). Scope b goes on under revision 1. Knows the wire
+form of events as text only, like the checker: it imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -90,11 +90,14 @@ class Story:
             f"{name}.planned", "child_planned", child=name, scope=scope, revision=revision, n=1, agent="plan",
             mode="mediated", goal_hash=goal_hash, context=f"x-{scope}", **more,
         )  # fmt: skip
+        self.add(f"{name}.launch", "launch_started", child=name, n=1)
         self.add(f"{name}.bound", "child_bound", child=name, task=f"task-{name}")
         self.add(f"{name}.claimed", "child_claimed", child=name, task=f"task-{name}", answer="claimed")
         self.add(f"{name}.seen", "child_seen", child=name, state="working")
 
-    def admit(self, name: str, scope: str, revision: int, operation: str, *, slot: str, after: str = "", **more: Any) -> None:
+    def admit(
+        self, name: str, scope: str, revision: int, operation: str, *, slot: str, after: str = "", **more: Any
+    ) -> None:
         service = "mail" if operation == "send" else "shop"
         fields: Json = {"generation": 1, "key": f"key-{slot}-1", "child": f"c{scope}{revision}", "target": f"T{slot}"}
         fields |= {"attempt": name, "scope": scope, "revision": revision, "slot": f"{slot}#1", "cost": 1, **more}
@@ -124,19 +127,18 @@ class Story:
         )  # fmt: skip
 
     def redirect(self, n: int, seq: int) -> None:
+        asked = {"seq": seq, "kind": "correct", "request_id": f"q{seq}", "payload_hash": "h"}
+        self.add(f"update{seq}", "update_recorded", commit=f"rev{n}", **asked)
         self.add(
-            f"update{seq}", "update_recorded", commit=f"rev{n}", seq=seq, kind="correct", request_id=f"q{seq}", payload_hash="h"
-        )
-        self.add(
-            f"rev{n}", "revision_accepted", commit=f"rev{n}", n=n, seq=seq, goal={"text": f"v{n}"}, goal_hash=f"goal{n}",
-            affects=["a"], changed=["a"], kept=["b"],
+            f"rev{n}", "revision_accepted", commit=f"rev{n}", n=n, seq=seq, goal={"text": f"v{n}"},
+            goal_hash=f"goal{n}", affects=["a"], changed=["a"], kept=["b"],
         )  # fmt: skip
 
     def open(self, n: int, done: list[tuple[str, str, int]], **more: Any) -> None:
         checkpoint = {
             "id": f"cp{n}", "scope": "a", "revision": n, "goal_hash": f"goal{n}", "position": 1, "artifacts": [],
             "effects_done": [
-                {"attempt": a, "slot": f"{slot}#1", "revision": r, "service": "shop", "operation": "refund", "target": "T"}
+                {"attempt": a, "slot": f"{slot}#1", "revision": r, "service": "shop", "operation": "x", "target": "T"}
                 for a, slot, r in done
             ],
             "pending": [{"attempt": "e3", "slot": "mailed#1", "why": "cannot be asked"}],
@@ -157,7 +159,8 @@ def clean() -> Story:
     goal = {"text": "v1", "plan": {"a": {"agent": "plan"}, "b": {"agent": "plan"}}}
     s.add("start", "run_started", commit="start", run=RUN, principal="me", goal=goal, goal_hash="goal1", **start)
     s.add("update1", "update_recorded", commit="start", seq=1, kind="start", **start)
-    asked = {"contract_class": "VOID", "dedupes": True, "tries_max": 3, "retention_ms": 60_000, "not_after_max_age_ms": 9_000}
+    asked: Json = {"contract_class": "VOID", "dedupes": True, "tries_max": 3}
+    asked |= {"retention_ms": 60_000, "not_after_max_age_ms": 9_000}
     for operation in ("refund", "cancel", "change"):
         s.add(f"contract.{operation}", "contract_noted", ref=operation, facts=facts("shop", operation, **asked))
     mail = facts("mail", "send", contract_class="OPAQUE", unknown_blocks="slot")
@@ -182,7 +185,8 @@ def clean() -> Story:
     s.recorded("e2", "in_doubt", n=2)
     s.executed("shop", "cancel", {"order_id": "O2"}, after="ca1.stop", key="key-cancelled-1")
     s.add("ca1.canceled", "child_seen", child="ca1", state="canceled")
-    s.add("ca1.result", "result_filed", result="r1", child="ca1", task="task-ca1", scope="a", revision=1, disposition="dropped")
+    late: Json = {"result": "r1", "child": "ca1", "task": "task-ca1", "scope": "a", "revision": 1}
+    s.add("ca1.result", "result_filed", disposition="dropped", **late)
     s.classified("e2", "executed", "lookup_found")
     s.classified("e3", "unknown", "gave_up")
     s.classified("e4", "not_executed", "voided")
@@ -198,7 +202,8 @@ def clean() -> Story:
     s.recorded("e6")
     s.executed("shop", "refund", {"order_id": "O4"}, after="e6.granted", key="key-b-refunded-1")
     s.add("cb1.completed", "child_seen", child="cb1", state="completed")
-    s.add("cb1.result", "result_filed", result="r2", child="cb1", task="task-cb1", scope="b", revision=1, disposition="adopted")
+    good: Json = {"result": "r2", "child": "cb1", "task": "task-cb1", "scope": "b", "revision": 1}
+    s.add("cb1.result", "result_filed", disposition="adopted", **good)
     s.redirect(3, 3)
     s.add("ca2.completed", "child_seen", child="ca2", state="completed")
     done += [("e5", "changed", 2), ("e6", "b-refunded", 1)]

@@ -64,7 +64,8 @@ def test_a_linked_run_may_do_what_its_ancestor_surely_did_not(tmp_path: Path) ->
     assert verdict_of(tmp_path, first, linked())["violations"] == []
 
 
-RESOLVED: Json = {"attempt": "e3", "happened": False, "request_id": "q9", "payload_hash": "h", "reason": "r", "evidence": "e"}
+RESOLVED: Json = {"attempt": "e3", "happened": False, "request_id": "q9", "payload_hash": "h"}
+RESOLVED |= {"reason": "they never got it", "evidence": "phone call"}
 
 
 def rename_revision_3(s: Story) -> None:
@@ -106,9 +107,8 @@ def granted_after_hold(s: Story) -> None:
 
 def unknown_at_opening(s: Story) -> None:
     s.move("e4.classified", after="open2")
-    s.insert(
-        "e4.asked", "e4.unknown", "effect_classified", attempt="e4", finding="unknown", basis="gave_up", started=1, epoch=3
-    )
+    found: Json = {"attempt": "e4", "finding": "unknown", "basis": "gave_up", "started": 1, "epoch": 3}
+    s.insert("e4.asked", "e4.unknown", "effect_classified", **found)
 
 
 def autonomous_child_alive(s: Story) -> None:
@@ -155,6 +155,48 @@ def every_contract(s: Story, **fields: Any) -> None:
         s.event(f"contract.{operation}")["facts"].update(fields)
 
 
+def adopt_while_held(s: Story) -> None:
+    s.move("cb1.completed", after="hold")
+    s.move("cb1.result", after="hold")
+
+
+def written_twice(s: Story) -> None:
+    s.event("cp3")["checkpoint"]["id"] = s.event("open3")["checkpoint"] = "cp2"
+
+
+def one_intent_in_two_slots(s: Story) -> None:
+    s.event("e1.admitted")["conflict_key"] = s.event("e6.admitted")["conflict_key"] = "k"
+
+
+def skip_an_update_number(s: Story) -> None:
+    s.event("update3")["seq"] = s.event("rev3")["seq"] = 5
+
+
+def voided_too_late(s: Story) -> None:
+    s.move("e4.classified", after="open2")
+
+
+def retry_meant_at_opening(s: Story) -> None:
+    s.event("e4.recorded1").update(outcome="not_executed", retry_at=99_999)
+    voided_too_late(s)
+
+
+def seen_before_opening(s: Story) -> None:
+    s.insert("cp2", "odd", "child_seen", child="cb1", state="working")
+
+
+def refused_but_executed(s: Story) -> None:
+    s.executed("shop", "change", {}, after="e8.granted", key="key-refused-1")
+
+
+def executed_twice(s: Story) -> None:
+    s.executed("shop", "refund", {}, after="e1.granted", key="key-refunded-1")
+
+
+def lose_the_child(s: Story) -> None:
+    s.insert("cb1.completed", "lost", "child_lost", child="cb1", detail="gone")
+
+
 def set_(label: str, **fields: Any) -> Bend:
     return lambda s: s.event(label).update(fields)
 
@@ -169,7 +211,7 @@ CORRUPTIONS: list[tuple[str, str, Bend]] = [
     ("LOG", "outcome of a try nobody granted", lambda s: s.recorded("e6", n=2, after="e6.recorded1")),
     ("LOG", "contract not noted", set_("e8.admitted", contract="other")),
     ("S1", "a revision number is left out", rename_revision_3),
-    ("S1", "an update number is left out", lambda s: (set_("update3", seq=5)(s), set_("rev3", seq=5)(s))),
+    ("S1", "an update number is left out", skip_an_update_number),
     ("S1", "a revision without a redirect before it", set_("update3", kind="pause")),
     ("S1", "a scope opened twice", open_twice),
     ("S2", "a retry after the gate closed", lambda s: s.move("e2.granted2", after="rev2")),
@@ -180,24 +222,25 @@ CORRUPTIONS: list[tuple[str, str, Bend]] = [
     ("S2", "admitted after cancel", lambda s: s.insert("ca3.seen", "cancel", "run_cancelled", seq=4)),
     ("S2", "admitted after the end", lambda s: refused_attempt(s, "finish", revision=3)),
     ("S3", "an effect under a key of nobody", lambda s: s.executed("shop", "refund", {}, after="hold", key="stranger")),
-    ("S3", "an effect without any key", lambda s: s.executed("shop", "refund", {"order_id": "Trefunded"}, after="hold")),
+    ("S3", "an effect without any key", lambda s: s.executed("shop", "refund", {"id": "Trefunded"}, after="hold")),
     ("S3", "more mails than tries", lambda s: s.executed("mail", "send", {"to": "bob"}, after="hold")),
     ("S3", "an effect of an attempt that was never granted", revoked_attempt_executed),
-    ("S4", "one key executed twice", lambda s: s.executed("shop", "refund", {}, after="e1.granted", key="key-refunded-1")),
-    ("S4", "one intent under two slots", lambda s: [set_(e, conflict_key="k")(s) for e in ("e1.admitted", "e6.admitted")]),
+    ("S4", "one key executed twice", executed_twice),
+    ("S4", "one intent under two slots", one_intent_in_two_slots),
     ("S4", "one slot in two runs", send_again_in_linked_run),
-    ("S5", "opened while an attempt is being sent", lambda s: s.move("e4.classified", after="open2")),
+    ("S5", "opened while an attempt is being sent", voided_too_late),
+    ("S5", "opened while an attempt waits for its retry", retry_meant_at_opening),
     ("S6", "succeeded, not in the journal", lambda s: s.journals["shop"].remove(s.effect_of("key-refunded-1"))),
-    ("S6", "failed, in the journal", lambda s: s.executed("shop", "change", {}, after="e8.granted", key="key-refused-1")),
+    ("S6", "failed, in the journal", refused_but_executed),
     ("S7", "landed after the opening", lambda s: s.effect_of("key-refunded-1").update(after="open2")),
     ("S8", "a superseded child's result adopted", set_("ca1.result", disposition="adopted")),
     ("S8", "another task's result", set_("cb1.result", task="task-other")),
     ("S8", "another revision's stamp", set_("cb1.result", revision=2)),
     ("S8", "another goal", set_("cb1.planned", goal_hash="goal0")),
     ("S8", "an unclaimed child", lambda s: s.drop("cb1.claimed")),
-    ("S8", "a lost child", lambda s: s.insert("cb1.completed", "lost", "child_lost", child="cb1", detail="gone")),
+    ("S8", "a lost child", lose_the_child),
     ("S8", "adopted twice", adopt_again),
-    ("S8", "adopted while held", lambda s: (s.move("cb1.completed", after="hold"), s.move("cb1.result", after="hold"))),
+    ("S8", "adopted while held", adopt_while_held),
     ("S10", "more admitted than the budget", lambda s: s.event("rev3")["goal"].update(budget_effects=5)),
     ("S11", "called stopped, never seen to be", lambda s: s.drop("ca1.canceled")),
     ("S11", "opened before an autonomous child ended", autonomous_child_alive),
@@ -219,8 +262,8 @@ CORRUPTIONS: list[tuple[str, str, Bend]] = [
     ("S15", "an effect is too much", too_much_done),
     ("S15", "the predecessor had another hash", in_checkpoint("cp3", predecessor_hash="0" * 64)),
     ("S15", "the predecessor is not named", in_checkpoint("cp3", predecessor="", predecessor_hash="")),
-    ("S15", "written twice", lambda s: (in_checkpoint("cp3", id="cp2")(s), set_("open3", checkpoint="cp2")(s))),
-    ("S15", "something stands before the opening", lambda s: s.insert("cp2", "odd", "child_seen", child="cb1", state="working")),
+    ("S15", "written twice", written_twice),
+    ("S15", "something stands before the opening", seen_before_opening),
     ("S15", "of another scope", in_checkpoint("cp2", scope="b")),
     ("S16", "opened past an unknown outcome", unknown_at_opening),
     ("S16", "the checkpoint does not name the unknown one", in_checkpoint("cp3", pending=[])),
@@ -270,6 +313,34 @@ def test_a_broken_promise_is_counted(tmp_path: Path, bend: Bend, promise: str) -
     story = clean()
     bend(story)
     assert verdict_of(tmp_path, story)[promise] == 1
+
+
+def test_a_child_that_was_never_launched_may_end_unseen(tmp_path: Path) -> None:
+    story = clean()
+    story.drop(*(f"ca1.{step}" for step in ("launch", "bound", "claimed", "seen", "stop", "canceled", "result")))
+    story.effect_of("key-cancelled-1")["after"] = "rev2"
+    story.event("cp2")["checkpoint"]["children"][0]["state"] = "ended"
+    story.event("ca2.planned")["follows_state"] = "ended"
+    assert verdict_of(tmp_path, story)["violations"] == []
+
+
+def test_a_scope_below_is_judged_by_its_own_opening(tmp_path: Path) -> None:
+    story = clean()
+    for label in ("rev2", "rev3"):
+        story.event(label)["affects"] = ["a", "a/sub"]
+    story.event("e4.admitted")["scope"] = "a/sub"
+    story.move("e4.classified", after="open2")
+    for n, predecessor in ((2, ""), (3, "sub2")):
+        base = {"id": f"sub{n}", "scope": "a/sub", "revision": n, "goal_hash": f"goal{n}", "effects_done": []}
+        if predecessor:
+            base |= {"predecessor": predecessor, "predecessor_hash": AUTO}
+        after = "e4.classified" if n == 2 else "open3"
+        opened = {"scope": "a/sub", "revision": n, "checkpoint": f"sub{n}", "epoch": 3}
+        story.insert(after, f"subopen{n}", "scope_opened", commit=f"s{n}", **opened)
+        story.insert(after, f"sub{n}", "checkpoint_written", commit=f"s{n}", checkpoint=base, hash=AUTO)
+    assert verdict_of(tmp_path, story)["violations"] == []
+    story.move("e4.classified", after="subopen2")
+    assert fired(verdict_of(tmp_path, story)) == {"S5"}
 
 
 def test_a_landing_after_the_opening_is_legal_where_only_the_slot_is_blocked(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""The command `regate`: its parts put together, other rooms' commands found by name, and how it ends.
+
+Knows which commands there are, and how a server is started from here. What they do is in the other cli files.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator import cli_effect, cli_project, cli_run
+from orchestrator.cli_output import CommandFailed, Exit, Screen, literal
+from orchestrator.cli_session import with_api, with_screen
+
+COMMANDS_GROUP = "regate.commands"
+ROLES = ("orchestrator", "gateway", "api")
+
+app = typer.Typer(
+    name="regate",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Redirect agents that are already running: close the gate on old instructions, find out what happened, go on.",
+)
+app.add_typer(cli_run.app, name="run")
+app.add_typer(cli_effect.app, name="effect")
+app.command()(cli_effect.attention)
+app.command()(cli_effect.log)
+app.command()(with_screen(cli_project.init))
+app.command()(with_screen(cli_project.check))
+app.command()(with_api(cli_project.doctor))
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="The regate.toml. Default: ./regate.toml.")]
+
+
+@app.command("version")
+@with_screen
+def show_version(screen: Screen) -> None:
+    """Say which version this is."""
+    try:
+        installed = version("regate")
+    except PackageNotFoundError:
+        installed = "unknown (not installed)"
+    found = {"regate": installed, "python": sys.version.split()[0]}
+    screen.show(found, lambda: [literal(f"regate {found['regate']}, Python {found['python']}")])
+
+
+@app.command()
+@with_screen
+def demo(
+    screen: Screen,
+    *,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same verdicts.")] = 1,
+    data: Annotated[Path | None, typer.Option(help="Where to keep what it leaves. Default: a new directory.")] = None,
+) -> None:
+    """Watch a running order being redirected, on real processes."""
+    _run_part("orchestrator.demo", "demo", seed, data, screen.output)
+
+
+def _run_part(module: str, name: str, *arguments: Any, **options: Any) -> None:
+    """Call a function of a part that is loaded only now; what it returns is the exit code (None: 0)."""
+    try:
+        function: Callable[..., Any] = getattr(import_module(module), name)
+    except ImportError as error:
+        raise CommandFailed(
+            Exit.FAILED, f"{module} cannot be loaded ({error}); install it whole: pip install 'regate[all]'"
+        ) from None
+    code = function(*arguments, **options)
+    if isinstance(code, int) and code:
+        raise typer.Exit(code)
+
+
+def mount(target: typer.Typer, found: list[EntryPoint], say: Callable[[str], None]) -> None:
+    """Add the commands that other packages bring. One that cannot be loaded stands there and says why when called."""
+    for point in found:
+        try:
+            loaded = point.load()
+            if not isinstance(loaded, typer.Typer):
+                raise TypeError(f"{point.value} is no typer app")
+        except Exception as error:  # noqa: BLE001 - whatever a foreign package raises must not take the others down
+            _mount_broken(target, point.name, error)
+            continue
+        target.add_typer(loaded, name=point.name)
+
+
+def _mount_broken(target: typer.Typer, name: str, error: Exception) -> None:
+    reason = f"`regate {name}` cannot be loaded: {type(error).__name__}: {error}"
+
+    def broken(context: typer.Context) -> None:
+        typer.echo(f"{reason}; install it whole: pip install 'regate[all]'", err=True)
+        raise typer.Exit(int(Exit.FAILED))
+
+    target.command(
+        name, help="(cannot be loaded)", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(broken)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and end the process with its exit code."""
+    mount(app, sorted(entry_points(group=COMMANDS_GROUP), key=lambda point: point.name), typer.echo)
+    try:
+        app(arguments, prog_name="regate")
+    except BrokenPipeError:
+        # The reader of our output has left, as `head` does; Python would complain once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(int(Exit.FAILED))

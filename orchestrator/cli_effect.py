@@ -1,0 +1,162 @@
+"""`regate effect …`, `attention`, `log`: what was done to the world, what nobody knows yet, and the record of it all.
+
+Knows how an effect is named on the command line and how a log is followed. Does not know what settles an effect.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli_client import new_request_id, part, rows_in
+from orchestrator.cli_output import CommandFailed, Exit
+from orchestrator.cli_session import (
+    LastOption,
+    ReasonOption,
+    RequestOption,
+    RunArgument,
+    Session,
+    as_object,
+    with_api,
+)
+from orchestrator.cli_tables import (
+    attention_table,
+    change_line,
+    control_lines,
+    effect_report,
+    effects_table,
+    log_lines,
+)
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+LOG_PAGE_ENTRIES = 500
+FOLLOW_INTERVAL_S = 0.5
+
+EffectArgument = Annotated[str, typer.Argument(help="RUN-e3, or e3 with --run or --last.")]
+OfRunOption = Annotated[str | None, typer.Option("--run", help="The run it belongs to.")]
+
+
+@app.callback()
+def effect() -> None:
+    """Look at effects, and settle those of which nobody knows what became."""
+
+
+@app.command("list")
+@with_api
+def list_effects(
+    session: Session,
+    name: RunArgument = None,
+    *,
+    unknown: Annotated[bool, typer.Option("--unknown", help="Only those whose outcome nobody knows.")] = False,
+    last: LastOption = False,
+) -> None:
+    """List the effects of a run, or all unknown ones of all runs."""
+    state = "unknown" if unknown else None
+    if name is None and not last:
+        if not unknown:
+            raise CommandFailed(Exit.USAGE, "of which run? Give its id or --last; --unknown alone is for all runs")
+        runs = [str(row["run"]) for row in rows_in(session.api.get("/v1/attention"), "attention") if row.get("run")]
+    else:
+        runs = [session.run_id(name, last)]
+    rows: list[dict[str, Any]] = []
+    for run in dict.fromkeys(runs):
+        rows += session.api.pages(f"/v1/runs/{part(run)}/effects", "effects", state=state)
+    session.screen.rows(rows, lambda: [effects_table(rows)])
+    if not rows:
+        session.screen.say("no unknown effects" if unknown else "no effects yet")
+
+
+@app.command()
+@with_api
+def show(session: Session, effect: EffectArgument, *, run: OfRunOption = None, last: LastOption = False) -> None:
+    """Show one effect: what was sent, each try, what came back, and what is still open."""
+    row = as_object(session.api.get(f"/v1/effects/{part(session.effect_id(effect, run, last))}"))
+    row = row["effect"] if isinstance(row.get("effect"), dict) else row
+    session.screen.show(row, lambda: effect_report(row))
+
+
+@app.command()
+@with_api
+def resolve(
+    session: Session,
+    effect: EffectArgument,
+    *,
+    happened: Annotated[
+        bool | None, typer.Option("--happened/--did-not-happen", help="What became of it.", show_default=False)
+    ] = None,
+    reason: ReasonOption = "",
+    evidence: Annotated[str, typer.Option(help="What shows it: a reference, an entry, who was asked.")] = "",
+    run: OfRunOption = None,
+    last: LastOption = False,
+    request_id: RequestOption = None,
+) -> None:
+    """State what became of an unknown effect, and sign for it."""
+    if happened is None:
+        raise CommandFailed(Exit.USAGE, "did it happen? Say --happened or --did-not-happen")
+    missing = [flag for flag, given in (("--reason", reason), ("--evidence", evidence)) if not given.strip()]
+    if missing:
+        raise CommandFailed(Exit.USAGE, f"{' and '.join(missing)} must say how you know; both stay in the record")
+    name = session.effect_id(effect, run, last)
+    body = {"happened": happened, "reason": reason, "evidence": evidence}
+    path = f"/v1/effects/{part(name)}/resolve"
+    answer = as_object(session.api.change(path, body, request_id=request_id or new_request_id()))
+    row = answer.get("effect")
+    session.screen.show(answer, lambda: effect_report(row) if isinstance(row, dict) else ())
+    session.screen.result(change_line(answer, name))
+
+
+@with_api
+def attention(session: Session) -> None:
+    """List what waits for a person, and why."""
+    rows = rows_in(session.api.get("/v1/attention"), "attention")
+    session.screen.rows(rows, lambda: [attention_table(rows)])
+    if not rows:
+        session.screen.say("nothing waits for a person")
+
+
+@with_api
+def log(
+    session: Session,
+    name: RunArgument = None,
+    *,
+    control: Annotated[
+        bool, typer.Option("--control", help="Only what was asked, in order: its revision, who was told, who answered.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on as it grows, until Ctrl-C or the run's end.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Begin after this position.")] = 0,
+    last: LastOption = False,
+) -> None:
+    """Show the record of a run: each thing that happened, in order."""
+    run_id = session.run_id(name, last)
+    draw = control_lines if control else log_lines
+    entries: list[dict[str, Any]] = []
+    position = after
+    try:
+        while True:
+            answer = session.api.get(
+                f"/v1/runs/{part(run_id)}/log", after=position, limit=LOG_PAGE_ENTRIES, control=control
+            )
+            page = rows_in(answer, "entries")
+            position = max([position, *(_position(entry) for entry in page)])
+            if session.screen.output.value == "json" and not follow:
+                entries += page
+            else:
+                session.screen.rows(page, lambda page=page: [draw(page)])  # type: ignore[misc]
+            if len(page) >= LOG_PAGE_ENTRIES:
+                continue
+            if not follow:
+                break
+            time.sleep(FOLLOW_INTERVAL_S)
+    except KeyboardInterrupt:
+        session.screen.say(f"run {run_id} goes on; its record stands at position {position}")
+        return
+    if session.screen.output.value == "json":
+        session.screen.json(entries)
+
+
+def _position(entry: dict[str, Any]) -> int:
+    found = entry.get("n", entry.get("position", 0))
+    return found if isinstance(found, int) else 0

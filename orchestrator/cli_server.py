@@ -1,0 +1,151 @@
+"""A server for the length of one command, on a data directory that nobody serves at the moment.
+
+Knows how it is started, waited for and ended, together with the store that it started. The lock file keeps two commands
+on one directory from starting two of them. Does not know what the command then asks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+import anyio
+
+from admission.data_directory import MARKER, StoreUnavailable, is_locked
+from admission.embedded import stop_server
+from orchestrator.cli_client import Endpoint, Where, is_alive, read_endpoint, unavailable
+from orchestrator.cli_output import CommandFailed, Exit
+
+LOCK_FILE = "temporary-server.lock"
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+LOCK_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.05
+LOG_TAIL_BYTES = 4096
+
+
+@contextmanager
+def endpoint_for(where: Where, say: Callable[[str], None]) -> Iterator[tuple[Endpoint, bool]]:
+    """The endpoint to use, and whether its server lives only as long as this block.
+
+    With a data directory given by flag, in use before, and nobody serving it, a server is started for the block.
+    Raises CommandFailed.
+    """
+    endpoint = where.find()
+    local = where.url is None and (where.data is not None or endpoint is None or endpoint.data is not None)
+    if not local or (endpoint is not None and is_alive(endpoint)):
+        if endpoint is None:
+            raise unavailable(where, f"no server is known in {where.directory}")
+        yield endpoint, False
+        return
+    if where.data is None:
+        detail = f"no server is known in {where.directory}" if endpoint is None else f"{endpoint.url} does not answer"
+        raise unavailable(where, detail)
+    if not (where.data / MARKER).exists():
+        raise unavailable(where, f"{where.data} holds no runs, and no server is alive there")
+    with _only_one(where.data):
+        endpoint = read_endpoint(where.data)  # another command's server may have been replaced by a lasting one
+        if endpoint is not None and is_alive(endpoint):
+            yield endpoint, False
+            return
+        with _temporary(where, say) as started:
+            yield started, True
+
+
+@contextmanager
+def _only_one(data: Path) -> Iterator[None]:
+    with (data / LOCK_FILE).open("a") as file:
+        until = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise CommandFailed(
+                        Exit.UNAVAILABLE, f"another command has been serving {data} for {LOCK_TIMEOUT_S:.0f} s; wait"
+                    ) from None
+                time.sleep(POLL_INTERVAL_S)
+        yield
+
+
+@contextmanager
+def _temporary(where: Where, say: Callable[[str], None]) -> Iterator[Endpoint]:
+    data = where.directory
+    store_ran = is_locked(data)
+    say(f"nobody serves {data}: starting a server for this command")
+    command = [sys.executable, "-m", "orchestrator", "serve", "--data", str(data)]
+    with tempfile.TemporaryFile() as log, _ended_by_term():
+        # A session of its own: Ctrl-C is meant for the command, which then ends the server in order.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            yield _wait_ready(process, log, where)
+        finally:
+            _stop(process)
+            if not store_ran:
+                _stop_store(data, say)
+            say(f"the server for this command has ended; {data} is kept")
+
+
+@contextmanager
+def _ended_by_term() -> Iterator[None]:
+    """SIGTERM ends the block like an exception, so that the server does not outlive the command."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], log: IO[bytes], where: Where) -> Endpoint:
+    until = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise unavailable(where, f"a server on {where.directory} ended at once: {_tail(log)}")
+        endpoint = read_endpoint(where.directory)
+        ours = endpoint is not None and endpoint.pid in (None, process.pid)
+        if endpoint is not None and ours and is_alive(endpoint):
+            return endpoint
+        time.sleep(POLL_INTERVAL_S)
+    raise unavailable(
+        where, f"a server on {where.directory} was not ready within {START_TIMEOUT_S:.0f} s: {_tail(log)}"
+    )
+
+
+def _tail(log: IO[bytes]) -> str:
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - LOG_TAIL_BYTES))
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return " / ".join(line.strip() for line in lines[-4:]) or "it said nothing"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # everything acknowledged is in the store
+        process.wait()
+
+
+def _stop_store(data: Path, say: Callable[[str], None]) -> None:
+    try:
+        anyio.run(stop_server, data)
+    except StoreUnavailable as failure:
+        say(str(failure))

@@ -1,0 +1,396 @@
+"""Runs, effects and logs as tables and lines for people.
+
+Knows the fields of the API's rows and which of them a person wants to see first. Decides nothing, asks nobody: what is
+shown is what the API said, and a field that is missing is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli_output import Column, cell, clock_time, literal, pairs, table
+
+_STYLES: Mapping[str, str] = {
+    "running": "green", "completed": "green", "succeeded": "green", "open": "green", "active": "green",
+    "adopted": "green", "ok": "green", "ended": "green", "stop_confirmed": "green",
+    "paused": "yellow", "held": "yellow", "redirecting": "yellow", "cancelling": "yellow", "closed": "yellow",
+    "admitted": "yellow", "sending": "yellow", "accepted": "yellow", "stop_requested": "yellow", "launching": "yellow",
+    "blocked": "bold red", "unknown": "bold red", "failed": "red", "lost": "red", "cancelled_unresolved": "bold red",
+    "unreachable": "red", "stop_refused": "red",
+    "superseded": "dim", "skipped": "dim", "revoked": "dim", "cancelled": "dim", "sealed": "dim", "dropped": "dim",
+}  # fmt: skip
+#: Fields of a log entry that stand in columns of their own.
+_ENTRY_FIELDS = frozenset({"n", "at", "at_ms", "type", "by", "commit", "event"})
+
+
+def _state(row: dict[str, Any], name: str = "state") -> Text:
+    words = str(row.get(name) or "")
+    return literal(words.replace("_", " "), _STYLES.get(words, ""))
+
+
+def _rows(value: object) -> list[dict[str, Any]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def state_of(view: dict[str, Any]) -> str:
+    """The phase that a run is in."""
+    return str(view.get("state") or "")
+
+
+def revision_of(view: dict[str, Any]) -> int | None:
+    """The revision in force."""
+    found = _object(view.get("revision")).get("in_force")
+    return found if isinstance(found, int) else None
+
+
+def _counts(row: dict[str, Any]) -> str:
+    counts = _object(row.get("effect_counts"))
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+_RUN_COLUMNS = (
+    Column("run", "run", whole=True),
+    Column("state", _state, whole=True),
+    Column("rev", revision_of),
+    Column("started (UTC)", lambda row: clock_time(row.get("started_at")), whole=True),
+    Column("effects", _counts),
+    Column("unresolved", lambda row: row.get("unresolved_total") or None, style="bold red"),
+    Column("goal", "text"),
+)
+
+
+def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """One line for each run."""
+    return table(rows, _RUN_COLUMNS)
+
+
+def run_report(view: dict[str, Any]) -> Iterator[RenderableType]:
+    """Where a run stands: its heading, then revisions, branches, children, refusals, and what is unresolved."""
+    yield literal(f"run {view.get('run')}: {view.get('text', '')}", "bold")
+    yield pairs(
+        [
+            ("state", _state(view)),
+            ("revision in force", revision_of(view)),
+            ("started", clock_time(view.get("started_at"))),
+            ("follows", view.get("follows")),
+            ("effects", _counts(view)),
+            ("budget", _budget(_object(view.get("budget")))),
+        ]
+    )
+    yield from _section("revisions", [_revision_line(row) for row in _rows(view.get("revisions"))])
+    scopes = [{"scope": name, **_object(row)} for name, row in _object(view.get("scopes")).items()]
+    yield from _section("branches", [table(scopes, _SCOPE_COLUMNS)] if scopes else [])
+    children = _rows(view.get("children"))
+    yield from _section("children", [table(children, _CHILD_COLUMNS)] if children else [])
+    refusals = _rows(view.get("refusals"))
+    yield from _section("refused at the gate", [table(refusals, _REFUSAL_COLUMNS)] if refusals else [])
+    dropped = [row for row in _rows(view.get("results")) if row.get("disposition") not in (None, "adopted")]
+    yield from _section("results kept as evidence only", [table(dropped, _RESULT_COLUMNS)] if dropped else [])
+    yield from _section("unresolved", [_unresolved_line(row) for row in _rows(view.get("unresolved"))])
+    alarms = [f"{row.get('attempt')}: {row.get('detail')}" for row in _rows(view.get("alarms"))]
+    yield from _section("evidence against what was recorded", [literal(f"  {alarm}", "bold red") for alarm in alarms])
+
+
+def _section(title: str, parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
+    if parts:
+        yield Text("")
+        yield literal(title, "bold")
+        yield from parts
+
+
+def _budget(budget: dict[str, Any]) -> str:
+    if budget.get("limit") is None:
+        return ""
+    return f"{budget.get('left')} of {budget.get('limit')} left, {budget.get('reserved')} reserved"
+
+
+def _revision_line(row: dict[str, Any]) -> RenderableType:
+    head = literal(f"  {row.get('n')} ")
+    head.append_text(_state(row, "status"))
+    head.append_text(literal(f"  {row.get('kind', '')}  {clock_time(row.get('at'))}  {row.get('text', '')}"))
+    lines: list[RenderableType] = [head]
+    first = row.get("n") == 1
+    for title in ("changed", "kept"):
+        names = _named(_object(row.get(title)))
+        if names and not first:
+            lines.append(literal(f"      {title}: {names}"))
+    if row.get("reason"):
+        lines.append(literal(f"      reason: {row['reason']}"))
+    return Group(*lines)
+
+
+def _named(named: Mapping[str, Any]) -> str:
+    """`requirements address; scopes address, mail`: what a revision changed or kept, by kind."""
+    return "; ".join(f"{kind} {', '.join(map(str, names))}" for kind, names in named.items() if names)
+
+
+_SCOPE_COLUMNS = (
+    Column("  scope", lambda row: f"  {row['scope']}" if row.get("scope") else "", whole=True),
+    Column("gate", lambda row: _state(row, "gate"), whole=True),
+    Column("rev", lambda row: _gate_revision(row)),
+    Column("agent", "agent"),
+    Column("child", "child", whole=True),
+    Column("done", "done"),
+    Column("waits for", "waits_for"),
+)
+_CHILD_COLUMNS = (
+    Column("  child", lambda row: literal(f"  {row.get('child')}"), whole=True),
+    Column("scope", "scope", whole=True),
+    Column("rev", "revision"),
+    Column("state", _state, whole=True),
+    Column("A2A task", lambda row: _task(row), whole=True),
+    Column("follows", "follows", whole=True),
+    Column("succeeded by", "succeeded_by", whole=True),
+    Column("result", "disposition"),
+)
+_REFUSAL_COLUMNS = (
+    Column("  action", lambda row: literal(f"  {row.get('service')}.{row.get('operation')}"), whole=True),
+    Column("on", "target", whole=True),
+    Column("asked under", lambda row: f"revision {row.get('revision')}"),
+    Column("refused as", lambda row: str(row.get("reason", "")).replace("_", " ")),
+    Column("in force", lambda row: f"revision {row.get('in_force')}"),
+    Column("child", "child", whole=True),
+)
+_RESULT_COLUMNS = (
+    Column("  result", lambda row: literal(f"  {row.get('result')}"), whole=True),
+    Column("child", "child", whole=True),
+    Column("rev", "revision"),
+    Column("disposition", lambda row: _state(row, "disposition")),
+    Column("because", "reason"),
+)
+
+
+def _gate_revision(row: dict[str, Any]) -> str:
+    cur, target = row.get("cur"), row.get("target")
+    return f"{cur}" if cur == target else f"{cur} → {target}"
+
+
+def _task(row: dict[str, Any]) -> str:
+    task = row.get("task") or ""
+    return f"{task} ({row['task_state']})" if task and row.get("task_state") else str(task)
+
+
+def _unresolved_line(row: dict[str, Any]) -> Text:
+    line = literal(f"  {row.get('id')}", "bold red")
+    return line.append_text(literal(f"  {row.get('what')} (revision {row.get('revision')}): {row.get('why')}"))
+
+
+# --- changes ---------------------------------------------------------------------------------------------------------
+
+
+def change_line(answer: dict[str, Any], name: str) -> str:
+    """The API's one line about what a change did."""
+    return str(answer.get("line") or f"{name}: done")
+
+
+def change_report(answer: dict[str, Any]) -> Iterator[RenderableType]:
+    """What a revision changed, what it kept, and what had been finished before or is still open."""
+    changed = _object(answer.get("changed"))
+    listed = [(title, _entries(changed.get(key))) for key, title in _CHANGE_LISTS]
+    shown = [(title, entries) for title, entries in listed if entries]
+    if not shown:
+        return
+    for title, entries in shown:
+        yield literal(title, "bold")
+        for entry in entries:
+            yield literal(f"  {entry}")
+
+
+_CHANGE_LISTS = (
+    ("changed", "changed"),
+    ("removed", "removed"),
+    ("kept", "kept"),
+    ("finished_before", "finished before"),
+    ("open", "still open"),
+)
+
+
+def _entries(value: object) -> list[str]:
+    """A list of a change as lines: names by kind, or rows of effects."""
+    if isinstance(value, dict):
+        return [f"{kind}: {', '.join(map(str, names))}" for kind, names in value.items() if names]
+    if not isinstance(value, list):
+        return []
+    return [_entry(entry) for entry in value]
+
+
+def _entry(entry: object) -> str:
+    if not isinstance(entry, dict):
+        return str(entry)
+    if "service" in entry or "operation" in entry:
+        name = entry.get("attempt") or entry.get("id") or ""
+        outcome = str(entry.get("outcome") or entry.get("state") or "").replace("_", " ")
+        action = f"{entry.get('service')}.{entry.get('operation')} on {entry.get('target')}"
+        words = f"{name}  {action}" + (f": {outcome}" if outcome else "")
+        return words + (f" ({entry['why']})" if entry.get("why") else "")
+    if "what" in entry:
+        return f"{entry.get('id')}  {entry['what']}" + (f": {entry['why']}" if entry.get("why") else "")
+    return json.dumps(entry, ensure_ascii=False)
+
+
+def waiting_words(view: dict[str, Any]) -> str:
+    """One line for somebody who waits: the run's state, and what its branches wait for."""
+    words = f"run {view.get('run')}: {state_of(view).replace('_', ' ')}, revision {revision_of(view)}"
+    effects = _counts(view)
+    words += f"; effects: {effects}" if effects else ""
+    waits = [
+        f"{name} waits for {', '.join(map(str, _object(row)['waits_for']))}"
+        for name, row in _object(view.get("scopes")).items()
+        if _object(row).get("waits_for")
+    ]
+    return "; ".join([words, *waits])
+
+
+# --- effects ---------------------------------------------------------------------------------------------------------
+
+_EFFECT_COLUMNS = (
+    Column("effect", "attempt", whole=True),
+    Column("rev", "revision"),
+    Column("scope", "scope", whole=True),
+    Column("action", lambda row: f"{row.get('service')}.{row.get('operation')}", whole=True),
+    Column("target", "target"),
+    Column("outcome", lambda row: _state(row, "outcome"), whole=True),
+    Column("basis", "basis"),
+    Column("tries", lambda row: len(_rows(row.get("tries"))) or None),
+    Column("observed result / why", lambda row: row.get("why") or row.get("observed_result")),
+    Column("input", lambda row: str(row.get("input_ref") or "")[:12], whole=True),
+    Column("operation id", "operation_id", whole=True),
+    Column("child", "child", whole=True),
+)
+
+
+def effects_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """One line for each effect."""
+    return table(rows, _EFFECT_COLUMNS)
+
+
+def effect_report(row: dict[str, Any]) -> Iterator[RenderableType]:
+    """Everything of one effect."""
+    contract = _object(row.get("contract"))
+    yield pairs(
+        [
+            ("effect", row.get("attempt")),
+            ("run", row.get("run")),
+            ("action", f"{row.get('service')}.{row.get('operation')}"),
+            ("target", row.get("target")),
+            ("outcome", _state(row, "outcome")),
+            ("basis", row.get("basis")),
+            ("why", row.get("why")),
+            ("observed result", row.get("observed_result")),
+            ("revision", row.get("revision")),
+            ("scope", row.get("scope")),
+            ("child", row.get("child")),
+            ("operation id", row.get("operation_id")),
+            ("input", row.get("input_ref")),
+            ("slot", row.get("slot")),
+            ("contract", f"{contract.get('class')}, version {contract.get('version')}" if contract else ""),
+            ("unknown blocks", row.get("unknown_blocks")),
+            ("reconciled for", row.get("needs_reconciliation")),
+            ("admitted", clock_time(row.get("admitted_at"))),
+            ("resolved by", row.get("resolved_by")),
+            ("contradicted", "yes: evidence against the recorded outcome" if row.get("contradicted") else ""),
+        ]
+    )
+    tries = _rows(row.get("tries"))
+    yield from _section("tries", [table(tries, _TRY_COLUMNS)] if tries else [])
+
+
+_TRY_COLUMNS = (
+    Column("  try", lambda row: f"  {row['n']}" if "n" in row else ""),
+    Column("granted (UTC)", lambda row: clock_time(row.get("granted_at")), whole=True),
+    Column("gateway", "gateway", whole=True),
+    Column("outcome", lambda row: _state(row, "outcome"), whole=True),
+    Column("basis", "basis"),
+    Column("status", "status"),
+    Column("detail", "detail"),
+)
+
+
+# --- attention, log, doctor ------------------------------------------------------------------------------------------
+
+
+def attention_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """One line for each thing that waits for a person, with the command that deals with it."""
+    return table(
+        rows,
+        (
+            Column("since (UTC)", lambda row: clock_time(row.get("since")), whole=True),
+            Column("what", lambda row: f"{row.get('kind')} {row.get('id')}: {row.get('what')}"),
+            Column("why", "why"),
+            Column("blocks", "blocks"),
+            Column("command", "command"),
+        ),
+    )
+
+
+def log_lines(entries: Sequence[dict[str, Any]]) -> Group:
+    """One line for each entry of a log: position, time, what happened, and its fields."""
+    return Group(*(_log_line(entry) for entry in entries))
+
+
+def _log_line(entry: dict[str, Any]) -> Text:
+    event = _object(entry.get("event")) or entry
+    kind = str(event.get("type", ""))
+    line = literal(f"{entry.get('n', ''):>6}  {clock_time(event.get('at') or entry.get('at_ms'))}  ")
+    line.append_text(literal(f"{kind:<20}", "bold"))
+    fields = (f"{name}={cell(value).plain}" for name, value in event.items() if name not in _ENTRY_FIELDS)
+    by = f"  by {event['by']}" if event.get("by") else ""
+    return line.append_text(literal(f"  {' '.join(fields)}{by}"))
+
+
+def control_lines(updates: Sequence[dict[str, Any]]) -> Group:
+    """Every update in order, who was told and who acknowledged."""
+    return Group(*(line for update in updates for line in _control_lines(update)))
+
+
+def _control_lines(update: dict[str, Any]) -> Iterator[Text]:
+    revision = f"revision {update['revision']}" if update.get("revision") else ""
+    head = [str(update.get("seq", "")), clock_time(update.get("at")), str(update.get("kind", "")), revision]
+    by = f"by {update['by']}" if update.get("by") else ""
+    yield literal("  ".join(part for part in (*head, by, str(update.get("text") or "")) if part), "bold")
+    if update.get("reason"):
+        yield literal(f"     reason: {update['reason']}")
+    for title in ("affects", "held", "released"):
+        if update.get(title):
+            yield literal(f"     {title}: {', '.join(map(str, update[title]))}")
+    for row in _rows(update.get("told")):
+        yield literal(
+            f"     told: child {row.get('child')} ({row.get('scope')}) was asked to stop at {row.get('position')}"
+        )
+    for row in _rows(update.get("acknowledged")):
+        yield literal(f"     acknowledged: child {row.get('child')} {row.get('how')} at {row.get('position')}")
+    for row in _rows(update.get("opened")):
+        yield literal(
+            f"     opened: {row.get('scope')} from checkpoint {row.get('checkpoint')} at {row.get('position')}"
+        )
+
+
+def doctor_report(report: dict[str, Any]) -> Iterator[RenderableType]:
+    """What an installation says of itself, part by part."""
+    plain = [(name, value) for name, value in report.items() if not isinstance(value, (dict, list))]
+    yield pairs(plain)
+    for name, value in report.items():
+        if isinstance(value, dict) and value:
+            yield from _section(name, [pairs((f"  {key}", inner) for key, inner in value.items())])
+        elif isinstance(value, list) and value:
+            yield from _section(name, [_listed(value)])
+
+
+def _listed(values: list[Any]) -> RenderableType:
+    rows = _rows(values)
+    if len(rows) < len(values):
+        return Group(*(literal(f"  {value}") for value in values))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return table(rows, [Column(name, name) for name in names])
