@@ -99,7 +99,7 @@ class Dispatcher:
         self._answer_max_bytes = answer_max_bytes
         fresh = httpx.Limits(max_connections=connections_max, max_keepalive_connections=0)
         kept = httpx.Limits(max_connections=connections_max, max_keepalive_connections=32, keepalive_expiry=IDLE_MAX_S)
-        self._fresh = httpx.AsyncHTTPTransport(retries=2, trust_env=False, http2=False, limits=kept)
+        self._fresh = httpx.AsyncHTTPTransport(retries=0, trust_env=False, http2=False, limits=fresh)
         self._kept = httpx.AsyncHTTPTransport(retries=0, trust_env=False, http2=False, limits=kept)
 
     async def __aenter__(self) -> Self:
@@ -195,7 +195,7 @@ class Dispatcher:
                 wire.trouble = f"the exchange broke off ({type(error).__name__})"
         if limit.cancelled_caught:
             wire.trouble = _late(timeout_ms)
-        wire.body = service.blot(wire.body)
+        pass
 
     async def _read(self, response: httpx.Response) -> tuple[bytes, bool]:
         body = bytearray()

@@ -71,7 +71,7 @@ def _try_recorded(run: RunState, n: int, e: ev.TryRecorded) -> None:
 
 
 def _contradict(run: RunState, attempt: Attempt, n: int, at: int, words: str) -> None:
-    """Evidence against a settled outcome: the outcome stays, flagged, and its slot is blocked until a person decides."""
+    """Evidence against a settled outcome: that stays, flagged, and its slot is blocked until a person decides."""
     alarm = Alarm(attempt=attempt.id, detail=f"recorded as {attempt.state.value}, {words}", at=at, position=n)
     run.put(run.alarms, f"{attempt.id}:{n}", alarm)
     run.put(run.attempts, attempt.id, replace(attempt, contradicted=True))

@@ -11,9 +11,11 @@ from typing import Any
 
 from admission import commands as cmd
 from admission.commands import Command
-from admission.rules_attempt import ATTEMPT, SLOT
+from admission.rules_attempt import ATTEMPT
 from admission.rules_child import CHILD, PLAN
-from admission.rules_run import GATE, RUN
+from admission.rules_gate import GATE
+from admission.rules_run import RUN
+from admission.rules_slot import SLOT
 from admission.state import RunState
 from admission.storage import Compare
 from admission.table import Decision, Machine, Row, rows_by_pair

@@ -11,11 +11,8 @@ from msgspec.structs import replace
 
 from admission import commands as cmd
 from admission import events as ev
-from admission.records import Gate
+from admission.goal_rules import affected_scopes, goal_faults, goal_hash, next_goal, revision_faults
 from admission.standing import (
-    blocking_attempts,
-    blocking_children,
-    budget_overdrawn,
     exhausted,
     phase,
     seen_to_end,
@@ -25,12 +22,10 @@ from admission.table import Answer, Machine, Row
 from admission.vocabulary import (
     AttemptState,
     ChildMode,
-    GateState,
     RunPhase,
     UpdateKind,
     canonical,
     digest,
-    within,
 )
 
 P = RunPhase
@@ -46,11 +41,6 @@ CANCEL_DEADLINE_MS = 15_000
 def payload_hash(command: cmd.Command) -> str:
     """What two sendings of one request are compared by: everything but who sent it."""
     return digest(canonical([type(command).__name__, msgspec.to_builtins(replace(command, by=""))]))
-
-
-def goal_hash(goal: ev.Goal) -> str:
-    """The name of a goal's exact content."""
-    return digest(canonical(ev.goal_dict(goal)))
 
 
 # --- guards ----------------------------------------------------------------------------------------------------------
@@ -93,16 +83,6 @@ def not_held(run: RunState, command: Any) -> bool:
     return not any("pause" in gate.holds for gate in run.gates.values())
 
 
-def not_its_target(run: RunState, command: cmd.OpenScope) -> bool:
-    """A newer revision has retargeted the gate."""
-    return run.gates[command.scope].target != command.revision
-
-
-def something_open(run: RunState, command: cmd.OpenScope) -> bool:
-    """An older revision's attempt is open, a child acts past the gate, or more is spent than the goal allows."""
-    return bool(blocking_attempts(run, command.scope) or blocking_children(run, command.scope) or budget_overdrawn(run))
-
-
 def all_done(run: RunState, command: Any) -> bool:
     """Every scope has its result, nothing is open, and no child acts past a gate."""
     return not run.open_attempts and not _acting(run) and all(run.scope_done(scope) for scope in run.gates)
@@ -130,96 +110,6 @@ def stopping_took_too_long(run: RunState, command: Any) -> bool:
 
 def _acting(run: RunState) -> bool:
     return any(not seen_to_end(c) and c.mode is ChildMode.AUTONOMOUS for c in run.children.values())
-
-
-# --- goals -----------------------------------------------------------------------------------------------------------
-
-
-def goal_faults(goal: ev.Goal) -> list[str]:
-    """Why a goal cannot be worked on, as sentences."""
-    faults = []
-    if goal.budget_effects is not None and goal.budget_effects < 0:
-        faults.append("the budget of effects is negative")
-    if not goal.plan:
-        faults.append("the plan has no scope: name at least one, with the agent that works on it")
-    for scope, plan in goal.plan.items():
-        if not scope or any(not part for part in scope.split("/")):
-            faults.append(f"scope name {scope!r} is empty or has an empty part")
-        if not plan.agent:
-            faults.append(f"scope {scope!r} names no agent")
-        faults += [f"scope {scope!r}: an occurrence below 1" for action in plan.actions if action.occurrence < 1]
-        for need in plan.needs:
-            producer = need.split(":", 1)[0]
-            if producer not in goal.plan:
-                faults.append(f"scope {scope!r} needs {need!r}, but there is no scope {producer!r}")
-            elif _needs_itself(goal, scope, producer):
-                faults.append(f"scope {scope!r} needs {need!r}, which needs {scope!r}: needs must not form a circle")
-    ids = [r.id for r in goal.requirements]
-    faults += [f"requirement id {r!r} is used twice" for r in sorted({r for r in ids if ids.count(r) > 1})]
-    return faults
-
-
-def _needs_itself(goal: ev.Goal, scope: str, producer: str) -> bool:
-    seen: set[str] = set()
-    todo = [producer]
-    while todo:
-        name = todo.pop()
-        if name == scope:
-            return True
-        if name not in seen and name in goal.plan:
-            seen.add(name)
-            todo += [need.split(":", 1)[0] for need in goal.plan[name].needs]
-    return False
-
-
-def next_goal(run: RunState, command: cmd.Revise) -> ev.Goal:
-    """The whole goal that a revision leads to; what it does not name is carried over unchanged."""
-    if command.kind is UpdateKind.REPLACE:
-        return command.goal
-    old = run.revisions[run.head].goal
-    given = {r.id: r for r in command.goal.requirements}
-    kept = [given.pop(r.id, r) for r in old.requirements if r.id not in command.remove]
-    plan = {s: command.goal.plan.get(s, p) for s, p in old.plan.items() if s not in command.remove}
-    plan |= {s: p for s, p in command.goal.plan.items() if s not in plan}
-    budget = old.budget_effects if command.goal.budget_effects is None else command.goal.budget_effects
-    return ev.Goal(
-        text=command.goal.text or old.text, requirements=(*kept, *given.values()), plan=plan, budget_effects=budget
-    )
-
-
-def affected_scopes(run: RunState, goal: ev.Goal, kind: UpdateKind) -> tuple[str, ...]:
-    """The scopes that a revision touches: those it changes and everything downstream; if unsure, all of them."""
-    old = run.revisions[run.head].goal
-    everything = tuple(dict.fromkeys((*run.gates, *goal.plan)))
-    if kind is UpdateKind.REPLACE:
-        return everything
-    touched = {s for s in everything if old.plan.get(s) != goal.plan.get(s)}
-    if not touched:
-        return everything  # words changed and no scope was named: nobody can tell which branch may go on
-    grew = True
-    while grew:
-        grew = False
-        for scope, plan in goal.plan.items():
-            upstream = {need.split(":", 1)[0] for need in plan.needs}
-            below = any(within(scope, t) for t in touched)
-            if scope not in touched and (below or touched & upstream):
-                touched.add(scope)
-                grew = True
-    return tuple(s for s in everything if s in touched)
-
-
-def revision_faults(run: RunState, command: cmd.Revise) -> list[str]:
-    """Why a revision is refused, as sentences."""
-    if command.kind not in (UpdateKind.CORRECT, UpdateKind.REPLACE):
-        return [f"a revision corrects or replaces; {command.kind.value!r} is another command"]
-    old = run.revisions[run.head].goal
-    known = {r.id for r in old.requirements} | set(old.plan)
-    faults = [f"cannot remove {name!r}: it is no requirement or scope" for name in command.remove if name not in known]
-    goal = next_goal(run, command)
-    faults += goal_faults(goal)
-    if not faults and goal == old:
-        faults.append("the revision changes nothing")
-    return faults
 
 
 # --- actions ---------------------------------------------------------------------------------------------------------
@@ -278,53 +168,6 @@ def _note_cancel(run: RunState, c: cmd.Cancel, at: int) -> tuple[ev.Event, ...]:
     return (_update(run, c, at, UpdateKind.CANCEL),)
 
 
-def standing_artifacts(run: RunState) -> tuple[ev.ArtifactRef, ...]:
-    """The artifacts of results that count now: those of scopes whose result is of the revision they stand at."""
-    done = [run.results[run.adopted[scope]] for scope in run.gates if scope in run.adopted and run.scope_done(scope)]
-    return tuple(artifact for result in done for artifact in result.artifacts)
-
-
-def checkpoint_for(run: RunState, scope: str) -> ev.Checkpoint:
-    """What is true of a scope now: the goal it will go on under, what is done, what is still open, what is left."""
-    gate = run.gates[scope]
-    previous = [c for c in run.checkpoints.values() if c.scope == scope]
-    own = [a for a in run.attempts.values() if a.scope == scope]
-    done = tuple(
-        ev.EffectRef(
-            attempt=a.id, slot=a.slot, service=a.service, operation=a.operation, target=a.target, revision=a.revision,
-            receipt=a.observed,
-        )
-        for a in own if a.state is AttemptState.SUCCEEDED
-    )  # fmt: skip
-    pending = tuple(
-        ev.PendingRef(
-            attempt=a.id, slot=a.slot, service=a.service, operation=a.operation, target=a.target, revision=a.revision,
-            why=a.why or a.state.value,
-        )
-        for a in own if a.open
-    )  # fmt: skip
-    old = tuple(
-        ev.ChildRef(child=c.id, revision=c.revision, state=c.state.value)
-        for c in run.children.values() if c.scope == scope and c.revision < gate.target
-    )  # fmt: skip
-    predecessor = previous[-1].id if previous else ""
-    return ev.Checkpoint(
-        id=f"{scope}@{gate.target}", scope=scope, revision=gate.target, goal_hash=run.revisions[gate.target].goal_hash,
-        position=run.version, effects_done=done, artifacts=standing_artifacts(run), pending=pending, children=old,
-        budget_limit=run.budget_limit, budget_spent=run.spent, budget_reserved=run.reserved, predecessor=predecessor,
-        predecessor_hash=run.checkpoint_hashes.get(predecessor, ""),
-    )  # fmt: skip
-
-
-def _open(run: RunState, c: cmd.OpenScope, at: int) -> tuple[ev.Event, ...]:
-    checkpoint = checkpoint_for(run, c.scope)
-    written = ev.CheckpointWritten(
-        at=at, by=c.by, checkpoint=checkpoint, hash=digest(canonical(msgspec.to_builtins(checkpoint)))
-    )
-    opened = ev.ScopeOpened(at=at, by=c.by, scope=c.scope, revision=c.revision, checkpoint=checkpoint.id, epoch=c.epoch)
-    return (written, opened)
-
-
 def _finish_as(end: RunPhase, summary: str) -> Any:
     def finish(run: RunState, c: cmd.Finish, at: int) -> tuple[ev.Event, ...]:
         return (ev.RunFinished(at=at, by=c.by, phase=end.value, summary=summary, epoch=c.epoch),)
@@ -358,14 +201,6 @@ def _goal_faults(run: RunState, c: cmd.Start) -> dict[str, Any]:
 
 def _revision_faults(run: RunState, c: cmd.Revise) -> dict[str, Any]:
     return {"faults": revision_faults(run, c), **_in_force(run, c)}
-
-
-def _blockers(run: RunState, c: cmd.OpenScope) -> dict[str, Any]:
-    return {
-        "budget_overdrawn": budget_overdrawn(run),
-        "attempts": [a.id for a in blocking_attempts(run, c.scope)],
-        "children": [b.id for b in blocking_children(run, c.scope)],
-    }
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
@@ -412,14 +247,16 @@ RUN = Machine(
         *_update_rows(cmd.Revise),
         Row(states=_STOPPING, on=cmd.Revise, says=Answer.RUN_ENDED, detail=_in_force),
         Row(states=_LIVE, on=cmd.Revise, guard=revision_is_faulty, says=Answer.INVALID, detail=_revision_faults),
-        Row(states=_LIVE, on=cmd.Revise, do=_revise, next="redirecting, or blocked by what is unknown", says=Answer.ACCEPTED, accepted=True,
+        Row(states=_LIVE, on=cmd.Revise, do=_revise, next="redirecting, or blocked by what is unknown",
+            says=Answer.ACCEPTED, accepted=True,
             detail=_after_revision,
             records="revision n; gates closed; what was not sent revoked; what was sent and children marked"),
         *_update_rows(cmd.Pause),
         Row(states=_STOPPING, on=cmd.Pause, says=Answer.RUN_ENDED, detail=_in_force),
-        Row(states=_LIVE, on=cmd.Pause, guard=held_by_pause, do=_note_pause, says=Answer.ALREADY, accepted=True, detail=_in_force),
-        Row(states=_LIVE, on=cmd.Pause, do=_pause, next="paused, once no gate is closed", says=Answer.ACCEPTED, accepted=True,
-            detail=_in_force, records="gates held; what was not sent revoked"),
+        Row(states=_LIVE, on=cmd.Pause, guard=held_by_pause, do=_note_pause, says=Answer.ALREADY, accepted=True,
+            detail=_in_force),
+        Row(states=_LIVE, on=cmd.Pause, do=_pause, next="paused, once no gate is closed", says=Answer.ACCEPTED,
+            accepted=True, detail=_in_force, records="gates held; what was not sent revoked"),
         *_update_rows(cmd.Resume),
         Row(states=_STOPPING, on=cmd.Resume, says=Answer.RUN_ENDED, detail=_in_force),
         Row(states=_LIVE, on=cmd.Resume, guard=not_held, says=Answer.WRONG_STATE, detail=_in_force),
@@ -443,29 +280,5 @@ RUN = Machine(
             next=P.CANCELLED_UNRESOLVED, says=Answer.ACCEPTED, accepted=True),
         Row(states=(P.NONE, P.PAUSED, P.REDIRECTING, P.RUNNING, P.BLOCKED, *_STOPPING, *_ENDED), on=cmd.Finish,
             says=Answer.BLOCKED, detail=_in_force),
-    ),
-)  # fmt: skip
-
-
-def _gate_of(run: RunState, command: Any) -> str:
-    gate: Gate | None = run.gates.get(command.scope)
-    return gate.state.value if gate else "none"
-
-
-G = GateState
-
-GATE = Machine(
-    name="gate",
-    states=("none", *G),
-    commands={cmd.OpenScope: "the conductor has settled what was open"},
-    state_of=_gate_of,
-    rows=(
-        Row(states=("none",), on=cmd.OpenScope, says=Answer.NOT_FOUND),
-        Row(states=(G.OPEN, G.HELD), on=cmd.OpenScope, says=Answer.ALREADY),
-        Row(states=(G.SEALED,), on=cmd.OpenScope, says=Answer.CLOSED),
-        Row(states=(G.CLOSED,), on=cmd.OpenScope, guard=not_its_target, says=Answer.SKIPPED, detail=lambda r, c: {}),
-        Row(states=(G.CLOSED,), on=cmd.OpenScope, guard=something_open, says=Answer.BLOCKED, detail=_blockers),
-        Row(states=(G.CLOSED,), on=cmd.OpenScope, do=_open, next="open, or held while a hold remains",
-            says=Answer.ACCEPTED, accepted=True, records="checkpoint, then the gate stands at the revision"),
     ),
 )  # fmt: skip

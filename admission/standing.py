@@ -123,9 +123,9 @@ def _stuck_for_good(run: RunState) -> bool:
     for scope, gate in run.gates.items():
         if gate.state is GateState.CLOSED and budget_overdrawn(run):
             return True
-        if gate.cur == gate.target and not run.scope_done(scope):
-            if exhausted(run, scope) or unmeetable_needs(run, scope):
-                return True
+        waiting = gate.cur == gate.target and not run.scope_done(scope)
+        if waiting and (exhausted(run, scope) or unmeetable_needs(run, scope)):
+            return True
     return False
 
 

@@ -58,6 +58,7 @@ COMMIT_CONNECTIONS = 2
 #: Reads have their own, so that a large one does not stand in front of a commit.
 READ_CONNECTIONS = 2
 RESEND_DELAY_S_MIN, RESEND_DELAY_S_MAX = 0.01, 0.5
+READ_COMMITS_FIRST = 64
 FEED_BLOCK_MS = 2_000
 FEED_READ_ENTRIES = 500
 RUN_KEYS_CACHED_MAX = 20_000
@@ -273,7 +274,17 @@ class RedisStore:
 
     async def read(self, run: str, after: int, limit: int = 1000) -> list[Entry]:
         log = keys.run_keys(run, self.partitions).log
-        return entries_of(await self._ask("XRANGE", log, f"{after + 1}-0", "+", "COUNT", limit), after)[:limit]
+        found: list[Entry] = []
+        count = min(limit, READ_COMMITS_FIRST)
+        while len(found) < limit:
+            page = await self._ask("XRANGE", log, f"{after + 1}-0", "+", "COUNT", count)
+            found += entries_of(page, after)
+            if len(page) < count:
+                break
+            after = found[-1].n
+            # Commits hold from one event to thousands: ask for as many as would fill the rest, were all alike.
+            count = (limit - len(found)) * len(page) // len(found) + 1
+        return found[:limit]
 
     async def head(self, run: str) -> tuple[int, int]:
         version, control = await self._ask("HMGET", keys.run_keys(run, self.partitions).head, "v", "c")

@@ -41,6 +41,12 @@ app.command()(with_api(cli_project.doctor))
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="The regate.toml. Default: ./regate.toml.")]
 
 
+DirectoryOption = Annotated[
+    Path | None,
+    typer.Option("--data", help="Data directory. Default: REGATE_DATA, what the config says, ./regate-data."),
+]
+
+
 @app.command("version")
 @with_screen
 def show_version(screen: Screen) -> None:
@@ -63,6 +69,46 @@ def demo(
 ) -> None:
     """Watch a running order being redirected, on real processes."""
     _run_part("orchestrator.demo", "demo", seed, data, screen.output)
+
+
+@app.command()
+@with_screen
+def serve(
+    screen: Screen,
+    *,
+    data: DirectoryOption = None,
+    config: ConfigOption = None,
+    roles: Annotated[str, typer.Option(help=f"Which of {', '.join(ROLES)}, separated by commas.")] = ",".join(ROLES),
+    redis_url: Annotated[str | None, typer.Option(help="A Redis 7+ or Valkey of your own.")] = None,
+    allow_volatile: Annotated[
+        bool, typer.Option("--allow-volatile", help="Take a store that may forget what it confirmed.")
+    ] = False,
+) -> None:
+    """Serve runs: the orchestrator, the gateway and the API, until stopped with Ctrl-C."""
+    chosen = [role.strip() for role in roles.split(",") if role.strip()]
+    unknown = [role for role in chosen if role not in ROLES]
+    if unknown or not chosen:
+        raise CommandFailed(Exit.USAGE, f"--roles {roles!r}: there are {', '.join(ROLES)}")
+    _run_part(
+        "orchestrator.app", "serve", data=data, config=config, roles=frozenset(chosen), redis_url=redis_url,
+        allow_volatile=allow_volatile,
+    )  # fmt: skip
+
+
+@app.command()
+@with_screen
+def dev(
+    screen: Screen,
+    *,
+    data: DirectoryOption = None,
+    config: ConfigOption = None,
+    agent: Annotated[list[str] | None, typer.Option(help="Address of an agent of yours. Repeatable.")] = None,
+    service: Annotated[list[Path] | None, typer.Option(help="Contract of a service of yours. Repeatable.")] = None,
+) -> None:
+    """Run everything on this machine, with a sample to redirect, until stopped with Ctrl-C."""
+    _run_part(
+        "orchestrator.dev", "dev", data=data, config=config, agents=tuple(agent or ()), services=tuple(service or ())
+    )
 
 
 def _run_part(module: str, name: str, *arguments: Any, **options: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from admission.contracts import ContractError, parse_contract
-from admission.rules_run import goal_faults
+from admission.goal_rules import goal_faults
 from admission.services import ServiceError, Services, load_services
 from orchestrator.cli_output import CommandFailed, Exit, Screen
 from orchestrator.cli_session import Session

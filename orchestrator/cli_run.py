@@ -38,7 +38,7 @@ from orchestrator.goals import GoalError, one_scope_goal, read_change_file, read
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-WaitOption = Annotated[bool, typer.Option("--wait", help="Show how it goes until there is an outcome.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Show how it goes until it ends or needs a person.")]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="YAML or JSON file with the goal.")]
 
 T = TypeVar("T")

@@ -123,9 +123,7 @@ def _wait_ready(process: subprocess.Popen[bytes], log: IO[bytes], where: Where) 
         if endpoint is not None and ours and is_alive(endpoint):
             return endpoint
         time.sleep(POLL_INTERVAL_S)
-    raise unavailable(
-        where, f"a server on {where.directory} was not ready within {START_TIMEOUT_S:.0f} s: {_tail(log)}"
-    )
+    raise unavailable(where, f"a server on {where.directory} was not ready in {START_TIMEOUT_S:.0f} s: {_tail(log)}")
 
 
 def _tail(log: IO[bytes]) -> str:

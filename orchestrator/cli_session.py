@@ -36,7 +36,7 @@ DataOption = Annotated[
     typer.Option(help="Data directory; served for this command if nobody does. Else REGATE_DATA, ./regate-data."),
 ]
 RunArgument = Annotated[
-    str | None, typer.Argument(help="The run's id, or a unique beginning of it.", show_default=False)
+    str | None, typer.Argument(metavar="[RUN]", help="The run's id, or a unique beginning of it.", show_default=False)
 ]
 LastOption = Annotated[bool, typer.Option("--last", help="The run that was started last.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; stands in the record for ever.")]

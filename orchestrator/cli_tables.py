@@ -367,7 +367,7 @@ def _control_lines(update: dict[str, Any]) -> Iterator[Text]:
             yield literal(f"     {title}: {', '.join(map(str, update[title]))}")
     for row in _rows(update.get("told")):
         yield literal(
-            f"     told: child {row.get('child')} ({row.get('scope')}) was asked to stop at {row.get('position')}"
+            f"     told: child {row.get('child')} ({row.get('scope')}) asked to stop at {row.get('position')}"
         )
     for row in _rows(update.get("acknowledged")):
         yield literal(f"     acknowledged: child {row.get('child')} {row.get('how')} at {row.get('position')}")

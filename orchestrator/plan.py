@@ -11,7 +11,7 @@ import msgspec
 
 from admission.events import ArtifactRef
 from admission.records import Child
-from admission.rules_run import checkpoint_for
+from admission.rules_gate import checkpoint_for
 from admission.state import RunState
 from admission.wire import Stamp
 

@@ -104,7 +104,7 @@ def test_every_command_moves_exactly_one_machine() -> None:
 
 def test_every_event_has_a_folder_and_a_place_in_the_union() -> None:
     kinds = set(_all_classes(ev, ev.Event))
-    assert kinds == set(state._FOLDERS)
+    assert kinds == set(state.FOLDERS)
     assert kinds == set(ev.AnyEvent.__args__)
     tags = [kind.__struct_config__.tag for kind in kinds]  # type: ignore[attr-defined]
     assert len(set(tags)) == len(kinds)
