@@ -195,7 +195,7 @@ class Dispatcher:
                 wire.trouble = f"the exchange broke off ({type(error).__name__})"
         if limit.cancelled_caught:
             wire.trouble = _late(timeout_ms)
-        pass
+        wire.body = service.blot(wire.body)
 
     async def _read(self, response: httpx.Response) -> tuple[bytes, bool]:
         body = bytearray()

@@ -64,6 +64,8 @@ def _try_recorded(run: RunState, n: int, e: ev.TryRecorded) -> None:
         run.settle(row, AttemptState.SUCCEEDED, n, basis=e.basis, observed=e.observed)
     elif closed and (not e.retry_at or attempt.state is AttemptState.UNKNOWN):
         run.settle(row, AttemptState.FAILED, n, basis=e.basis, observed=e.observed, why=e.detail)
+        if e.basis is not Basis.SERVICE_REFUSED:
+            _want_again(run, row)
     elif before.outcome is not e.outcome:
         due = e.retry_at + RECORD_MARGIN_MS if e.retry_at else e.at
         observed = e.observed or row.observed
@@ -107,6 +109,7 @@ def _want_again(run: RunState, attempt: Attempt) -> None:
         asked = refusal_key(result.child, attempt.slot, Verdict.IN_DOUBT.value) in run.refusals
         if (attempt.child == result.child or asked) and run.gates[scope].cur == result.revision:
             run.drop(run.adopted, scope)
+            run.put(run.relaunches, scope, run.relaunches.get(scope, 0) + 1)
 
 
 def _effect_classified(run: RunState, n: int, e: ev.EffectClassified) -> None:

@@ -25,7 +25,7 @@ from admission.vocabulary import (
 )
 
 
-class Gate(Record):
+class Gate(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The gate of one scope: `cur` is the revision it was last opened for, `target` the one it is meant to reach."""
 
     cur: int
@@ -44,7 +44,7 @@ class Gate(Record):
         return GateState.HELD if self.holds else GateState.OPEN
 
 
-class Update(Record):
+class Update(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One entry of the control channel, as a person asked it."""
 
     seq: int
@@ -57,7 +57,7 @@ class Update(Record):
     revision: int = 0
 
 
-class Revision(Record):
+class Revision(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A goal that was, is, or will be in force. `opened` are the scopes that reached it."""
 
     n: int
@@ -73,7 +73,7 @@ class Revision(Record):
     opened: tuple[str, ...] = ()
 
 
-class Child(Record):
+class Child(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One child. `reconcile` is the revision that wants it settled; it goes back to 0 only with its outcome."""
 
     id: str
@@ -110,7 +110,7 @@ class Child(Record):
         return self.state in SETTLED_CHILDREN
 
 
-class Try(Record):
+class Try(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One send: who was permitted to make it, and how it ended."""
 
     n: int
@@ -122,7 +122,7 @@ class Try(Record):
     detail: str = ""
 
 
-class Attempt(Record):
+class Attempt(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One admitted intention. `reconcile_at` is when the conductor starts to ask; `reconcile` as for children."""
 
     id: str
@@ -167,7 +167,7 @@ class Attempt(Record):
         return self.state in OPEN_ATTEMPTS
 
 
-class Result(Record):
+class Result(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What a child delivered, and what became of it."""
 
     id: str
@@ -183,7 +183,7 @@ class Result(Record):
     summary: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Refusal(Record):
+class Refusal(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The first time the gate said no to a child about a slot for a reason."""
 
     child: str
@@ -201,7 +201,7 @@ class Refusal(Record):
     position: int
 
 
-class Alarm(Record):
+class Alarm(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Evidence that contradicts what was recorded as settled. Never overwritten, always shown."""
 
     attempt: str
@@ -210,7 +210,7 @@ class Alarm(Record):
     position: int
 
 
-class Handled(Record):
+class Handled(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A person's request that was already carried out, so that sending it again changes nothing."""
 
     payload_hash: str

@@ -253,6 +253,7 @@ ATTEMPT = Machine(
         Row(states=(A.UNKNOWN, *_SETTLED), on=cmd.Resolve, guard=words_missing, says=Answer.INVALID,
             detail=lambda run, c: {"faults": ["a decision needs who, --reason and --evidence"]}),
         Row(states=(A.UNKNOWN, *_SETTLED), on=cmd.Resolve, do=_resolve, next="succeeded or failed",
-            says=Answer.ACCEPTED, accepted=True, records="basis operator, signed; later evidence that contradicts it raises an alarm"),
+            says=Answer.ACCEPTED, accepted=True,
+            records="basis operator, signed; later evidence that contradicts it raises an alarm"),
     ),
 )  # fmt: skip

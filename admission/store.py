@@ -410,7 +410,8 @@ class RedisStore:
 async def _exchange(connection: AbstractConnection, commands: Sequence[bytes], deadline_s: float) -> list[Any]:
     """Write all commands and read all replies. An error reply is a value: it concerns its own command alone."""
     try:
-        with anyio.fail_after(deadline_s):
+        # Not fail_after: as a generator it costs a tenth of the whole exchange.
+        with anyio.CancelScope(deadline=anyio.current_time() + deadline_s):
             if not connection.is_connected:
                 await connection.connect()  # type: ignore[no-untyped-call]
             await connection.send_packed_command(commands, check_health=False)
@@ -421,6 +422,7 @@ async def _exchange(connection: AbstractConnection, commands: Sequence[bytes], d
                 except ResponseError as error:
                     replies.append(error)
             return replies
+        raise TimeoutError(f"no reply within {deadline_s:g} s")
     except BaseException:
         # Replies that nobody waits for any more must not be taken for those of the next command.
         with anyio.CancelScope(shield=True):

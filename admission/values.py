@@ -11,14 +11,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A value inside events and state."""
 
 
-class Requirement(Record):
+class Requirement(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One thing the user wants, under an id that survives corrections."""
 
     id: str
     text: str
 
 
-class PlannedAction(Record):
+class PlannedAction(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One effect that a plan asks for. `occurrence` > 1 says: this is meant to happen again."""
 
     service: str
@@ -27,7 +27,7 @@ class PlannedAction(Record):
     occurrence: int = 1
 
 
-class ScopePlan(Record):
+class ScopePlan(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What one branch of the plan does: which agent, told what, needing which artifacts of other scopes."""
 
     agent: str
@@ -36,7 +36,7 @@ class ScopePlan(Record):
     needs: tuple[str, ...] = ()
 
 
-class Goal(Record):
+class Goal(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What a run is for, whole. `budget_effects` limits admitted effects; None means no limit."""
 
     text: str
@@ -45,7 +45,7 @@ class Goal(Record):
     budget_effects: int | None = None
 
 
-class ContractFacts(Record):
+class ContractFacts(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What an attempt needs to know of its operation's contract, copied when it was admitted (times in ms)."""
 
     service: str
@@ -66,7 +66,7 @@ class ContractFacts(Record):
     cost: int = 1
 
 
-class ArtifactRef(Record):
+class ArtifactRef(Record, frozen=True, kw_only=True, omit_defaults=True):
     """An artifact by reference. `blob` is its sha256, under which the store holds the bytes."""
 
     name: str
@@ -74,7 +74,7 @@ class ArtifactRef(Record):
     size_bytes: int
 
 
-class EffectRef(Record):
+class EffectRef(Record, frozen=True, kw_only=True, omit_defaults=True):
     """An effect that stands, as a checkpoint and a brief name it."""
 
     attempt: str
@@ -86,7 +86,7 @@ class EffectRef(Record):
     receipt: dict[str, Any] | None = None
 
 
-class PendingRef(Record):
+class PendingRef(Record, frozen=True, kw_only=True, omit_defaults=True):
     """An operation whose outcome is open, as a checkpoint names it."""
 
     attempt: str
@@ -98,7 +98,7 @@ class PendingRef(Record):
     why: str
 
 
-class ChildRef(Record):
+class ChildRef(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A child of an older revision, with the state it was in when the checkpoint was written."""
 
     child: str
@@ -106,7 +106,7 @@ class ChildRef(Record):
     state: str
 
 
-class Checkpoint(Record):
+class Checkpoint(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What was true when a scope's gate opened for a revision. Written once, in the same commit as the opening."""
 
     id: str

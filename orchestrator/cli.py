@@ -43,7 +43,7 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="The r
 
 DirectoryOption = Annotated[
     Path | None,
-    typer.Option("--data", help="Data directory. Default: REGATE_DATA, what the config says, ./regate-data."),
+    typer.Option("--data", help="Data directory. Default: REGATE_DATA, the config's, ./regate-data."),
 ]
 
 

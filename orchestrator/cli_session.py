@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from orchestrator.cli_client import Api, Where, part
 from orchestrator.cli_output import CommandFailed, Exit, Output, Screen, literal, screen_for
 from orchestrator.cli_server import endpoint_for
 
-POLL_INTERVAL_S = 0.3
+#: The API answers at the first change, at the latest after this.
+WAIT_MS = 1_000
 #: What the API takes for the run that was started last.
 LAST = "last"
 _WHOLE_RUN_ID = re.compile(r"[0-9a-f]{12}(\.[0-9a-f]{12})*")
@@ -68,7 +68,7 @@ class Session:
             raise CommandFailed(Exit.USAGE, "which run? Give its id, a unique beginning of it, or --last")
         if given and _WHOLE_RUN_ID.fullmatch(given):
             return given
-        return str(self.view(given or LAST)["run"])
+        return str(as_object(self.api.get(f"/v1/runs/{part(given or LAST)}/effects", limit=1))["run"])
 
     def effect_id(self, given: str, run: str | None, last: bool) -> str:
         """The id of the effect that is meant: whole, RUN-e3 with RUN's beginning, or e3 of a named run."""
@@ -87,12 +87,13 @@ class Session:
         """Look at the run until `until` holds, showing `describe` meanwhile; None when Ctrl-C ended the watching."""
         try:
             with progress(self.screen) as tell:
-                while True:
-                    view = self.view(run)
-                    if until(view):
-                        return view
+                view = self.view(run)
+                while not until(view):
                     tell(describe(view))
-                    time.sleep(POLL_INTERVAL_S)
+                    since = view.get("version")
+                    path = f"/v1/runs/{part(run)}"
+                    view = as_object(self.api.get(path, changed_since=since, timeout_ms=WAIT_MS))
+                return view
         except KeyboardInterrupt:
             self.screen.say(self._detached(run))
             return None

@@ -244,12 +244,21 @@ def _seen(task: Task) -> Seen:
     return Seen(task.id, _state(task.status.state), tuple(artifacts))
 
 
+def _narrowed(value: Any) -> Any:
+    """Whole numbers as they were sent: on the way, a protobuf Struct has made 3 into 3.0."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _narrowed(item) for key, item in value.items()}
+    return [_narrowed(item) for item in value] if isinstance(value, list) else value
+
+
 def _part_value(part: Part) -> Any:
     match part.WhichOneof("content"):
         case "text":
             return part.text
         case "data":
-            return MessageToDict(part.data)
+            return _narrowed(MessageToDict(part.data))
         case "url":
             return {"url": part.url}
         case _:
