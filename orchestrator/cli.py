@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -124,7 +124,12 @@ def _run_part(module: str, name: str, *arguments: Any, **options: Any) -> None:
         raise typer.Exit(code)
 
 
-def mount(target: typer.Typer, found: list[EntryPoint], say: Callable[[str], None]) -> None:
+def _is_asked(name: str, said: Sequence[str]) -> bool:
+    """Whether the command may be called or listed now; all others are not worth the time to load them."""
+    return not said or name in said or said[0].startswith("-") or "_REGATE_COMPLETE" in os.environ
+
+
+def mount(target: typer.Typer, found: Sequence[EntryPoint]) -> None:
     """Add the commands that other packages bring. One that cannot be loaded stands there and says why when called."""
     for point in found:
         try:
@@ -151,7 +156,9 @@ def _mount_broken(target: typer.Typer, name: str, error: Exception) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and end the process with its exit code."""
-    mount(app, sorted(entry_points(group=COMMANDS_GROUP), key=lambda point: point.name), typer.echo)
+    said = sys.argv[1:] if arguments is None else arguments
+    found = sorted(entry_points(group=COMMANDS_GROUP), key=lambda point: point.name)
+    mount(app, [point for point in found if _is_asked(point.name, said)])
     try:
         app(arguments, prog_name="regate")
     except BrokenPipeError:

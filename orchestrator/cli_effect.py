@@ -6,12 +6,16 @@ Knows how an effect is named on the command line and how a log is followed. Does
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
-from orchestrator.cli_client import new_request_id, part, rows_in
-from orchestrator.cli_output import CommandFailed, Exit
+from admission.vocabulary import TERMINAL_PHASES, RunPhase
+from orchestrator.cli_client import new_request_id, next_cursor, part, rows_in
+from orchestrator.cli_output import CommandFailed, Exit, Output
 from orchestrator.cli_session import (
     LastOption,
     ReasonOption,
@@ -34,6 +38,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 LOG_PAGE_ENTRIES = 500
 FOLLOW_INTERVAL_S = 0.5
+ENDED = frozenset({*TERMINAL_PHASES, RunPhase.CANCELLED_UNRESOLVED})
 
 EffectArgument = Annotated[str, typer.Argument(help="RUN-e3, or e3 with --run or --last.")]
 OfRunOption = Annotated[str | None, typer.Option("--run", help="The run it belongs to.")]
@@ -58,7 +63,7 @@ def list_effects(
     if name is None and not last:
         if not unknown:
             raise CommandFailed(Exit.USAGE, "of which run? Give its id or --last; --unknown alone is for all runs")
-        runs = [str(row["run"]) for row in rows_in(session.api.get("/v1/attention"), "attention") if row.get("run")]
+        runs = [str(row["run"]) for row in rows_in(session.api.get("/v1/attention"), "items") if row.get("run")]
     else:
         runs = [session.run_id(name, last)]
     rows: list[dict[str, Any]] = []
@@ -74,7 +79,6 @@ def list_effects(
 def show(session: Session, effect: EffectArgument, *, run: OfRunOption = None, last: LastOption = False) -> None:
     """Show one effect: what was sent, each try, what came back, and what is still open."""
     row = as_object(session.api.get(f"/v1/effects/{part(session.effect_id(effect, run, last))}"))
-    row = row["effect"] if isinstance(row.get("effect"), dict) else row
     session.screen.show(row, lambda: effect_report(row))
 
 
@@ -111,7 +115,7 @@ def resolve(
 @with_api
 def attention(session: Session) -> None:
     """List what waits for a person, and why."""
-    rows = rows_in(session.api.get("/v1/attention"), "attention")
+    rows = rows_in(session.api.get("/v1/attention"), "items")
     session.screen.rows(rows, lambda: [attention_table(rows)])
     if not rows:
         session.screen.say("nothing waits for a person")
@@ -131,32 +135,50 @@ def log(
 ) -> None:
     """Show the record of a run: each thing that happened, in order."""
     run_id = session.run_id(name, last)
+    pages = _updates(session, run_id) if control else _entries(session, run_id, after)
     draw = control_lines if control else log_lines
-    entries: list[dict[str, Any]] = []
-    position = after
+    one_document = session.screen.output is Output.JSON and not follow
+    kept: list[dict[str, Any]] = []
     try:
-        while True:
-            answer = session.api.get(
-                f"/v1/runs/{part(run_id)}/log", after=position, limit=LOG_PAGE_ENTRIES, control=control
-            )
-            page = rows_in(answer, "entries")
-            position = max([position, *(_position(entry) for entry in page)])
-            if session.screen.output.value == "json" and not follow:
-                entries += page
-            else:
-                session.screen.rows(page, lambda page=page: [draw(page)])  # type: ignore[misc]
-            if len(page) >= LOG_PAGE_ENTRIES:
-                continue
-            if not follow:
+        for page, complete in pages:
+            if one_document:
+                kept += page
+            elif page:
+                session.screen.rows(page, partial(_drawn, draw, page))
+            if complete and not follow:
                 break
-            time.sleep(FOLLOW_INTERVAL_S)
+            if complete:
+                if session.view(run_id).get("state") in ENDED and not page:
+                    break
+                time.sleep(FOLLOW_INTERVAL_S)
     except KeyboardInterrupt:
-        session.screen.say(f"run {run_id} goes on; its record stands at position {position}")
+        session.screen.say(f"no longer following; run {run_id} is not affected")
         return
-    if session.screen.output.value == "json":
-        session.screen.json(entries)
+    if one_document:
+        session.screen.json(kept)
 
 
-def _position(entry: dict[str, Any]) -> int:
-    found = entry.get("n", entry.get("position", 0))
-    return found if isinstance(found, int) else 0
+Draw = Callable[[Sequence[dict[str, Any]]], RenderableType]
+
+
+def _drawn(draw: Draw, page: list[dict[str, Any]]) -> list[RenderableType]:
+    return [draw(page)]
+
+
+def _entries(session: Session, run_id: str, after: int) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+    """New entries again and again, and whether these were all there are for now."""
+    while True:
+        answer = session.api.get(f"/v1/runs/{part(run_id)}/log", after=after, limit=LOG_PAGE_ENTRIES)
+        page = rows_in(answer, "entries")
+        after = max([after, *(int(entry.get("n", 0)) for entry in page)])
+        yield page, next_cursor(answer) is None
+
+
+def _updates(session: Session, run_id: str) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+    """The control channel's updates, those again about which more became known."""
+    seen: dict[object, dict[str, Any]] = {}
+    while True:
+        updates = rows_in(session.api.get(f"/v1/runs/{part(run_id)}/log", control=True), "updates")
+        fresh = [update for update in updates if seen.get(update.get("seq")) != update]
+        seen = {update.get("seq"): update for update in updates}
+        yield fresh, True

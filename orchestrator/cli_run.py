@@ -6,6 +6,7 @@ says) nor how things are drawn (cli_tables.py).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -14,7 +15,7 @@ import typer
 
 from admission.vocabulary import TERMINAL_PHASES, RunPhase, UpdateKind
 from orchestrator.cli_client import new_request_id, part
-from orchestrator.cli_output import CommandFailed, Exit
+from orchestrator.cli_output import CommandFailed, Exit, literal
 from orchestrator.cli_session import (
     ExpectedOption,
     LastOption,
@@ -41,6 +42,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 WaitOption = Annotated[bool, typer.Option("--wait", help="Show how it goes until it ends or needs a person.")]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="YAML or JSON file with the goal.")]
 
+#: A run can be blocked for a moment, while a service is asked; after this long it is told as an outcome, in s.
+BLOCKED_PATIENCE_S = 5.0
 T = TypeVar("T")
 _ENDED = frozenset({*TERMINAL_PHASES, RunPhase.CANCELLED_UNRESOLVED})
 
@@ -68,19 +71,19 @@ def start(
     if follows:
         body["follows"] = session.run_id(follows, False)
     answer = as_object(session.api.change("/v1/runs", body, request_id=request_id or new_request_id()))
-    view = as_object(answer.get("run")) if isinstance(answer.get("run"), dict) else answer
+    view = as_object(answer.get("run"))
     name = str(view["run"])
     if not wait:
-        session.screen.show(answer, lambda: run_report(view))
-        session.screen.result(str(answer.get("line") or f"run {name} started"))
+        session.screen.show(answer, lambda: [literal(name, "bold")])
+        session.screen.result(change_line(answer, name))
         session.screen.say(
             f"look at it: `regate run show {name}`; change it: `regate run redirect {name} -f change.yaml`"
         )
         return
-    session.screen.say(str(answer.get("line") or f"run {name} started"))
-    end = session.wait(name, _has_outcome, waiting_words)
+    session.screen.say(f"run {name}: {change_line(answer, name)}")
+    end = session.wait(name, _outcome(), waiting_words)
     if end is not None:
-        session.screen.show(end, lambda: run_report(end))
+        session.screen.show({**answer, "run": end}, lambda: run_report(end))
         _judge(end)
 
 
@@ -150,7 +153,7 @@ def redirect(
                 Exit.USAGE, "what shall change? Give -f FILE, --text, --scope, --requirement or --remove"
             )
     answer = _change(session, run_id, "revisions", {**body, "reason": reason}, expected_revision, request_id)
-    _finish(session, run_id, answer, _has_outcome if wait else None)
+    _finish(session, run_id, answer, _outcome() if wait else None)
 
 
 @app.command()
@@ -219,7 +222,7 @@ def _finish(
     screen = session.screen
     if until is None or not screen.machine:
         screen.show(answer, lambda: change_report(answer))
-    screen.result(change_line(answer, run_id))
+    screen.result(f"run {run_id}: {change_line(answer, run_id)}")
     if until is None:
         return
     view = session.wait(run_id, until, waiting_words)
@@ -294,9 +297,19 @@ def _has_ended(view: dict[str, Any]) -> bool:
     return state_of(view) in _ENDED
 
 
-def _has_outcome(view: dict[str, Any]) -> bool:
-    """Ended, or nothing goes on without a person: somebody who waits must be told."""
-    return _has_ended(view) or state_of(view) == RunPhase.BLOCKED
+def _outcome() -> Callable[[dict[str, Any]], bool]:
+    """Ended, or blocked for a while: what asking cannot settle needs a person, and whoever waits must be told."""
+    since: float | None = None
+
+    def reached(view: dict[str, Any]) -> bool:
+        nonlocal since
+        if state_of(view) != RunPhase.BLOCKED:
+            since = None
+        elif since is None:
+            since = time.monotonic()
+        return _has_ended(view) or (since is not None and time.monotonic() - since >= BLOCKED_PATIENCE_S)
+
+    return reached
 
 
 def _judge(view: dict[str, Any]) -> None:

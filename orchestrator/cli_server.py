@@ -22,7 +22,6 @@ from typing import IO
 import anyio
 
 from admission.data_directory import MARKER, StoreUnavailable, is_locked
-from admission.embedded import stop_server
 from orchestrator.cli_client import Endpoint, Where, is_alive, read_endpoint, unavailable
 from orchestrator.cli_output import CommandFailed, Exit
 
@@ -143,6 +142,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _stop_store(data: Path, say: Callable[[str], None]) -> None:
+    from admission.embedded import stop_server  # it loads the store's client, which no command needs otherwise
+
     try:
         anyio.run(stop_server, data)
     except StoreUnavailable as failure:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import wraps
+from contextlib import ExitStack, contextmanager
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
 
@@ -48,14 +47,20 @@ RequestOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
 class Session:
     """One command at work: where it writes, whom it asks, and whether the server ends with it."""
 
-    screen: Screen
-    api: Api
-    where: Where
-    temporary: bool
+    def __init__(self, screen: Screen, where: Where, closing: ExitStack) -> None:
+        self.screen = screen
+        self.where = where
+        self._closing = closing
+        self._temporary = False
+
+    @cached_property
+    def api(self) -> Api:
+        """The connection, opened when it is first needed: a command that was typed wrongly starts no server."""
+        endpoint, self._temporary = self._closing.enter_context(endpoint_for(self.where, self.screen.say))
+        return self._closing.enter_context(Api(endpoint, self.where))
 
     def run_id(self, given: str | None, last: bool) -> str:
         """The id of the run that is meant. Raises CommandFailed: none given, none found, or several.
@@ -100,7 +105,7 @@ class Session:
 
     def _detached(self, run: str) -> str:
         data = f" --data {self.where.data}" if self.where.data is not None else ""
-        goes_on = "rests until a server is started again" if self.temporary else "goes on"
+        goes_on = "rests until a server is started again" if self._temporary else "goes on"
         return (
             f"detached; run {run} {goes_on}. Look at it: `regate run show {run}{data}`. "
             f'Stop it: `regate run cancel {run}{data} --reason "..."`'
@@ -150,9 +155,8 @@ def with_api(function: Callable[Concatenate[Session, P], None]) -> Callable[...,
         *args: Any, output: Output, url: str | None, token: str | None, data: Path | None, **given: Any
     ) -> None:
         screen = screen_for(output)
-        where = Where(url, token, data)
-        with failing(screen), endpoint_for(where, screen.say) as (endpoint, temporary), Api(endpoint, where) as api:
-            function(Session(screen, api, where, temporary), *args, **given)
+        with failing(screen), ExitStack() as closing:
+            function(Session(screen, Where(url, token, data), closing), *args, **given)
 
     shared: dict[str, tuple[Any, Any]] = {
         "output": (OutputOption, Output.TEXT),

@@ -6,7 +6,6 @@ shown is what the API said, and a field that is missing is left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -196,48 +195,34 @@ def change_line(answer: dict[str, Any], name: str) -> str:
 
 
 def change_report(answer: dict[str, Any]) -> Iterator[RenderableType]:
-    """What a revision changed, what it kept, and what had been finished before or is still open."""
-    changed = _object(answer.get("changed"))
-    listed = [(title, _entries(changed.get(key))) for key, title in _CHANGE_LISTS]
-    shown = [(title, entries) for title, entries in listed if entries]
-    if not shown:
-        return
-    for title, entries in shown:
+    """After a revision: what it changed, what it kept, what had been finished before, and what is still open."""
+    view = _object(answer.get("run"))
+    newest = next((row for row in _rows(view.get("revisions")) if row.get("n") == answer.get("in_force")), {})
+    effects = _rows(view.get("effects"))
+    earlier = [row for row in effects if row.get("revision") != newest.get("n")]
+    done = [_effect_words(row) for row in earlier if row.get("outcome") == "succeeded"]
+    still = [_effect_words(row) for row in earlier if row.get("outcome") in _OPEN]
+    for title, lines in (
+        ("changed", _named_lines(newest.get("changed"))),
+        ("kept", _named_lines(newest.get("kept"))),
+        ("finished before", done),
+        ("still open", still),
+    ):
         yield literal(title, "bold")
-        for entry in entries:
-            yield literal(f"  {entry}")
+        yield from (literal(f"  {line}") for line in lines or ["nothing"])
 
 
-_CHANGE_LISTS = (
-    ("changed", "changed"),
-    ("removed", "removed"),
-    ("kept", "kept"),
-    ("finished_before", "finished before"),
-    ("open", "still open"),
-)
+_OPEN = ("admitted", "sending", "unknown")
 
 
-def _entries(value: object) -> list[str]:
-    """A list of a change as lines: names by kind, or rows of effects."""
-    if isinstance(value, dict):
-        return [f"{kind}: {', '.join(map(str, names))}" for kind, names in value.items() if names]
-    if not isinstance(value, list):
-        return []
-    return [_entry(entry) for entry in value]
+def _named_lines(named: object) -> list[str]:
+    return [f"{kind}: {', '.join(map(str, names))}" for kind, names in _object(named).items() if names]
 
 
-def _entry(entry: object) -> str:
-    if not isinstance(entry, dict):
-        return str(entry)
-    if "service" in entry or "operation" in entry:
-        name = entry.get("attempt") or entry.get("id") or ""
-        outcome = str(entry.get("outcome") or entry.get("state") or "").replace("_", " ")
-        action = f"{entry.get('service')}.{entry.get('operation')} on {entry.get('target')}"
-        words = f"{name}  {action}" + (f": {outcome}" if outcome else "")
-        return words + (f" ({entry['why']})" if entry.get("why") else "")
-    if "what" in entry:
-        return f"{entry.get('id')}  {entry['what']}" + (f": {entry['why']}" if entry.get("why") else "")
-    return json.dumps(entry, ensure_ascii=False)
+def _effect_words(row: dict[str, Any]) -> str:
+    outcome = str(row.get("outcome") or "").replace("_", " ")
+    words = f"{row.get('attempt')}  {row.get('service')}.{row.get('operation')} on {row.get('target')}: {outcome}"
+    return f"{words} ({row['why']})" if row.get("why") else words
 
 
 def waiting_words(view: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -116,6 +116,22 @@ def load_settings(path: Path) -> Settings:
     return parse_settings(text, file=str(path), folder=path.parent.absolute())
 
 
+def find_settings(config: Path | None, data_dir: Path | None, *, here: Path) -> Settings:
+    """The settings of a command: from the file that is named, else DATA/regate.toml, else ./regate.toml, else defaults.
+
+    A data directory that is named goes before the one in the file. Raises SettingsError.
+    """
+    if config is not None:
+        settings = load_settings(config / SETTINGS_FILE if config.is_dir() else config)
+    elif data_dir is not None and (data_dir / SETTINGS_FILE).is_file():
+        settings = load_settings(data_dir / SETTINGS_FILE)
+    elif (here / SETTINGS_FILE).is_file():
+        settings = load_settings(here / SETTINGS_FILE)
+    else:
+        settings = parse_settings("", file="(defaults)", folder=here.absolute())
+    return settings if data_dir is None else replace(settings, data_dir=data_dir.absolute())
+
+
 def parse_settings(text: str, *, file: str, folder: Path) -> Settings:
     """The settings in a TOML text; `file` is for messages, relative paths start at `folder`. Raises SettingsError."""
     try:
@@ -128,11 +144,6 @@ def parse_settings(text: str, *, file: str, folder: Path) -> Settings:
         tables = _File.model_validate(data)
     except ValidationError as error:
         raise SettingsError("\n".join(_worded(file, text, error))) from None
-    faults: list[str] = []
-    gateway = _listen(tables.gateway, "gateway", place=(file, text), folder=folder, faults=faults)
-    api = _listen(tables.api, "api", place=(file, text), folder=folder, faults=faults)
-    if faults or gateway is None or api is None:
-        raise SettingsError("\n".join(faults))
     return Settings(
         file=file,
         folder=folder,
@@ -141,8 +152,8 @@ def parse_settings(text: str, *, file: str, folder: Path) -> Settings:
         allow_volatile=tables.store.allow_volatile,
         assume_durable=tables.store.assume_durable,
         partitions=tables.store.partitions,
-        gateway=gateway,
-        api=api,
+        gateway=parse_listen(tables.gateway, "gateway", place=(file, text), folder=folder),
+        api=parse_listen(tables.api, "api", place=(file, text), folder=folder),
         services=tables.services,
         agents={name: agent.url.rstrip("/") for name, agent in tables.agents.items()},
     )
@@ -164,32 +175,28 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _listen(table: ListenTable, name: str, *, place: tuple[str, str], folder: Path, faults: list[str]) -> Listen | None:
+def parse_listen(table: ListenTable, name: str, *, place: tuple[str, str], folder: Path) -> Listen:
+    """The listener of `[name]`. `place` is file name and text, for messages. Raises SettingsError."""
     file, text = place
     where = f"{file}:{_line(text, (name, 'listen'))}: [{name}]"
     try:
         host, port = parse_address(table.listen)
     except ValueError as error:
-        faults.append(f"{where} listen: {error}")
-        return None
+        raise SettingsError(f"{where} listen: {error}") from None
     if (table.tls_cert is None) != (table.tls_key is None):
-        faults.append(f"{where} tls_cert and tls_key belong together: give both or none")
-        return None
+        raise SettingsError(f"{where} tls_cert and tls_key belong together: give both or none")
     if not is_loopback(host) and table.tls_cert is None:
-        faults.append(
+        raise SettingsError(
             f"{where} listen: {host} can be reached from other machines, and tokens travel over it: "
             "give tls_cert and tls_key, or listen on 127.0.0.1"
         )
-        return None
     if table.url is not None and not is_loopback(urlsplit(table.url).hostname or "") and table.url.startswith("http:"):
-        faults.append(f"{where} url: tokens would travel unencrypted to {table.url}; use https")
-        return None
+        raise SettingsError(f"{where} url: tokens would travel unencrypted to {table.url}; use https")
     cert = folder / table.tls_cert if table.tls_cert else None
     key = folder / table.tls_key if table.tls_key else None
     for path in (cert, key):
         if path is not None and not path.is_file():
-            faults.append(f"{where} {path} does not exist")
-            return None
+            raise SettingsError(f"{where} {path} does not exist")
     return Listen(host, port, table.url.rstrip("/") if table.url else None, cert, key)
 
 

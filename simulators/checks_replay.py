@@ -77,7 +77,7 @@ class Attempt:
 
     @property
     def blocks_slot(self) -> bool:
-        return self.facts.get("unknown_blocks", "scope") == "slot"
+        return bool(self.facts.get("unknown_blocks", "scope") == "slot")
 
     @property
     def name(self) -> str:

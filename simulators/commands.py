@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from simulators.children.commands import child
 from simulators.faults import FaultSpecError, Profile, parse_rule
 from simulators.journal import JournalError
 from simulators.service import ServiceKind, ServiceSettings, serve
@@ -18,6 +19,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 @app.callback()
 def simulate() -> None:
     """Services and children that stand where the world stands, each in a process of its own."""
+
+
+app.command()(child)
 
 
 @app.command()

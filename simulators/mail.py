@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from simulators.entrance import Arrival, Entrance, Reply, check_credential, read_arrival
 from simulators.faults import Fault
-from simulators.retail import assembled, shared_routes
+from simulators.keyed import assembled, shared_routes
 
 ACTION = "send_message"
 """The name under which faults and journal know a message."""

@@ -20,7 +20,9 @@ from simulators.connections import Connections
 from simulators.entrance import Entrance, drifting, wall_clock
 from simulators.faults import FaultRule, FaultSchedule, Profile
 from simulators.journal import Journal
+from simulators.keyed import KeyedService
 from simulators.mail import MailService, mail_app
+from simulators.payments import Payments, payments_app
 from simulators.retail import RetailService, retail_app
 from simulators.shop import Database, DataError
 
@@ -33,6 +35,7 @@ class ServiceKind(StrEnum):
     """The services there are."""
 
     RETAIL = "retail"
+    PAYMENTS = "payments"
     MAIL = "mail"
 
 
@@ -106,6 +109,9 @@ def build(settings: ServiceSettings, connections: Connections) -> Starlette:
         case ServiceKind.RETAIL:
             assert database is not None
             return retail_app(RetailService(database, entrance, can_void=settings.can_void, work_ms=settings.work_ms))
+        case ServiceKind.PAYMENTS:
+            paying = KeyedService(Payments(), entrance, can_void=settings.can_void, work_ms=settings.work_ms)
+            return payments_app(paying)
         case ServiceKind.MAIL:
             return mail_app(MailService(entrance))
         case _:

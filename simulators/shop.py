@@ -77,7 +77,7 @@ class Executed:
 class Refused:
     """The shop's policy says no; nothing changed."""
 
-    rule: Rule
+    rule: StrEnum
     message: str
 
 

@@ -181,7 +181,8 @@ async def gateway_stage(
     services = Services({"shop": Service("shop", service_url, contract, secret)})
     async with Desk(store, RUN_MACHINE, new_id=lambda: uuid.uuid4().hex) as desk:
         app = gateway_app(desk, services, [KEY], store=store, name="g1", incarnation=uuid.uuid4().hex[:8])
-        listener = socket.socket()
+        # Named as TCP: only then does asyncio switch off the wait for an ACK between a reply's head and body (40 ms).
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=10)
         server = uvicorn.Server(config)
