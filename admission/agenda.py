@@ -25,6 +25,7 @@ from admission.standing import (
     exhausted,
     is_live,
     phase,
+    seen_to_end,
 )
 from admission.state import RunState
 from admission.storage import Index
@@ -187,6 +188,8 @@ def _child(run: RunState, child: Child, times: _Times) -> Iterator[Action]:
     if child.settled:
         if child.task and _result_is_due(run, child):
             yield Collect(child.id)
+        if child.task and not seen_to_end(child) and is_live(run):
+            yield Observe(child.id)
         return
     current = run.is_current(child)
     match child.state:

@@ -179,10 +179,10 @@ def _wrong_names(o: OperationPart) -> Iterator[Complaint]:
     for name in sorted(set(o.identity or ()) & set(o.generated)):
         yield ("identity",), f"`{name}` is generated anew by a model, so it cannot be part of the identity"
     for where, ask in (("lookup", o.lookup), ("void", o.void)):
-        names = set(placeholders(ask.path)) if ask else set()
-        for name in sorted(names - {"key", "target"}):
+        asked = set(placeholders(ask.path)) if ask else set()
+        for name in sorted(asked - {"key", "target"}):
             yield (where, "path"), f"the {where} path may use {{key}} and {{target}}, not {{{name}}}"
-        if "key" in names and o.idempotency is None:
+        if "key" in asked and o.idempotency is None:
             yield (where, "path"), f"the {where} path uses {{key}}, which is only sent with `idempotency`"
     if o.void and "key" not in placeholders(o.void.path):
         yield ("void", "path"), "the void path must use {key}: it is one request that is voided, not a target"
@@ -204,15 +204,19 @@ def _wrong_times(o: OperationPart) -> Iterator[Complaint]:
         parts = f"late_arrival_max_ms {late} + margin {RETENTION_MARGIN_MS}"
         change = "lower late_arrival_max_ms"
     else:
-        yield ("idempotency",), (
-            "without `not_after`, say how late a request may still arrive: idempotency.late_arrival_max_ms"
+        yield (
+            ("idempotency",),
+            ("without `not_after`, say how late a request may still arrive: idempotency.late_arrival_max_ms"),
         )
         return
     if last >= retention:
-        yield ("idempotency", "retention_ms"), (
-            f"a request may arrive until {last} ms after its permit ({parts}), but its key is only kept for "
-            f"retention_ms {retention}: later it would be executed again; {change}, or correct retention_ms if the "
-            f"service promises more than {last} ms"
+        yield (
+            ("idempotency", "retention_ms"),
+            (
+                f"a request may arrive until {last} ms after its permit ({parts}), but its key is only kept for "
+                f"retention_ms {retention}: later it would be executed again; {change}, or correct retention_ms if the "
+                f"service promises more than {last} ms"
+            ),
         )
 
 

@@ -29,6 +29,9 @@ FROZEN_MAX_BYTES = 64 * 1024
 #: "Not executed", but asking again under the same key cannot end otherwise: gone for good, or expired.
 FINAL_STATUSES = frozenset({410, 412})
 OCCURRENCE_MAX = 1_000
+BARE_OPTIONALS_MAX = 200
+
+_BARE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
@@ -157,17 +160,14 @@ def parse_contract(text: str, file: str) -> Contract:
     if len(text.encode()) > CONTRACT_MAX_BYTES:
         raise ContractError(file, [Problem(1, f"the file is larger than {CONTRACT_MAX_BYTES} bytes")])
     try:
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
+        loader, root = _composed(text)
         if not isinstance(root, yaml.MappingNode):
             raise ContractError(file, [Problem(1, "expected `service:`, `version:` and `operations:`")])
         doubled = list(_doubled_keys(root))
         data = loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        # The YAML library takes `name?` bare in block form only.
-        hint = "; inside { } write an optional argument as \"name?\"" if "'?'" in str(error.problem) else ""
-        raise ContractError(file, [Problem(mark.line + 1 if mark else 1, f"not YAML: {error.problem}{hint}")]) from None
+        raise ContractError(file, [Problem(mark.line + 1 if mark else 1, f"not YAML: {error.problem}")]) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ContractError(file, [Problem(1, f"not readable as YAML: {type(error).__name__}")]) from None
     if doubled:
@@ -186,6 +186,25 @@ def parse_contract(text: str, file: str) -> Contract:
     schema_hash = digest(canonical(part.model_dump(mode="json", by_alias=True)))[:16]
     operations = {n: Operation(n, o, _facts(part, n, o, schema_hash=schema_hash)) for n, o in part.operations.items()}
     return Contract(part.service, part.version, schema_hash, operations)
+
+
+def _composed(text: str) -> tuple[yaml.SafeLoader, yaml.Node | None]:
+    """The text's nodes. Raises yaml.YAMLError.
+
+    YAML 1.2 allows `{note?: string}`, but the library stops at that `?`. Where it says it stopped, and only there, the
+    name is put in quotes; no line moves.
+    """
+    for _ in range(BARE_OPTIONALS_MAX):
+        loader = yaml.SafeLoader(text)
+        try:
+            return loader, loader.get_single_node()
+        except yaml.MarkedYAMLError as error:
+            at = error.problem_mark.index if error.problem_mark else len(text)
+            name = _BARE_NAME.search(text, 0, at)
+            if name is None or not text[at:].startswith(("?:", "? :")):
+                raise
+            text = f'{text[: name.start()]}"{name[0]}?"{text[at + 1 :]}'
+    raise yaml.YAMLError(f"more than {BARE_OPTIONALS_MAX} optional arguments; put them in quotes")
 
 
 def _facts(contract: ContractPart, name: str, o: OperationPart, *, schema_hash: str) -> ContractFacts:

@@ -5,7 +5,7 @@ lost (the feed is capped, a connection broke); what was missed is then looked up
 Does not know: where bells and index come from; both stores use it.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 import anyio
 
@@ -21,7 +21,7 @@ Missed = Callable[[int, int], Awaitable[tuple[Sequence[tuple[str, int]], int]]]
 
 async def follow(
     marks: Mapping[int, int], *, ring: Ring, missed: Missed, lost: tuple[type[Exception], ...]
-) -> AsyncIterator[tuple[str, int]]:
+) -> AsyncGenerator[tuple[str, int], None]:
     """Run and version for each change after the marks; changes of one run may be told as one. Never ends by itself.
 
     Exceptions in `lost` mean "try again"; it then looks whether anything was missed meanwhile.

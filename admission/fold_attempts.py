@@ -79,6 +79,8 @@ def _contradict(run: RunState, attempt: Attempt, n: int, at: int, words: str) ->
     run.put(run.attempts, attempt.id, replace(attempt, contradicted=True))
     if attempt.slot not in run.slots:
         run.put(run.slots, attempt.slot, attempt.id)
+    if attempt.conflict_key and attempt.conflict_key not in run.conflicts:
+        run.put(run.conflicts, attempt.conflict_key, attempt.slot)
 
 
 def _effect_refused(run: RunState, n: int, e: ev.EffectRefused) -> None:

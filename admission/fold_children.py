@@ -90,14 +90,16 @@ def _result_filed(run: RunState, n: int, e: ev.ResultFiled) -> None:
         position=n, reason=e.reason, artifacts=e.artifacts, summary=e.summary,
     )  # fmt: skip
     run.put(run.results, e.result, result)
-    run.put(run.children, e.child, replace(run.children[e.child], result=e.result))
     child = run.children[e.child]
+    if e.task != child.task:
+        return  # a second task of the same launch: on record, and nothing follows from it
+    run.put(run.children, e.child, replace(child, result=e.result))
     if e.disposition is Disposition.DROPPED and run.current.get(e.scope) == e.child and not child.stop_wanted:
         run.put(run.relaunches, e.scope, run.relaunches.get(e.scope, 0) + 1)
     if e.disposition is Disposition.ADOPTED:
         run.put(run.adopted, e.scope, e.result)
         for artifact in e.artifacts:
-            run.put(run.artifacts, artifact.name, artifact)
+            run.put(run.artifacts, f"{e.scope}:{artifact.name}", artifact)
 
 
 #: Which function folds which event.

@@ -64,6 +64,8 @@ def restore(live: Live, attempts: Iterable[Attempt]) -> RunState:
             run.generations[row.slot] = row.generation + 1
         if row.contradicted and row.slot not in run.slots:
             run.slots[row.slot] = row.id
+            if row.conflict_key:
+                run.conflicts.setdefault(row.conflict_key, row.slot)
         if row.state is AttemptState.FAILED:
             continue
         if row.state is not AttemptState.REVOKED:

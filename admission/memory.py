@@ -5,7 +5,8 @@ Does not know: events, rules, durability. It is the double in unit tests and the
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import anyio
@@ -227,15 +228,17 @@ class MemoryStore:
 
     def feed(
         self, partitions: Collection[int], *, after: Mapping[int, int] | None = None
-    ) -> AsyncIterator[tuple[str, int]]:
+    ) -> AsyncGenerator[tuple[str, int], None]:
         return self._feed(partitions, after)
 
     async def _feed(
         self, partitions: Collection[int], after: Mapping[int, int] | None
-    ) -> AsyncIterator[tuple[str, int]]:
+    ) -> AsyncGenerator[tuple[str, int], None]:
         seen = await self.marks(partitions) if after is None else {p: after.get(p, 0) for p in partitions}
-        async for change in follow(seen, ring=self._ring, missed=self._missed, lost=(StoreUnavailable,)):
-            yield change
+        lost = (StoreUnavailable,)
+        async with aclosing(follow(seen, ring=self._ring, missed=self._missed, lost=lost)) as changes:
+            async for change in changes:
+                yield change
 
     async def _ring(self, seen: Mapping[int, int]) -> dict[int, list[Bell]]:
         await self._reached()

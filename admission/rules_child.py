@@ -24,6 +24,7 @@ from admission.vocabulary import (
     child_id_for,
     context_id_for,
     scope_prefixes,
+    short_hash,
 )
 from admission.wire import Stamp
 
@@ -227,7 +228,7 @@ def _lost(run: RunState, c: cmd.DeclareLost, at: int) -> tuple[ev.Event, ...]:
 
 def filed_already(run: RunState, command: cmd.FileResult) -> bool:
     """The child's result is on record and was not parked."""
-    result = run.results.get(result_id(command.child))
+    result = run.results.get(result_name(run, command))
     return result is not None and result.disposition is not Disposition.PARKED
 
 
@@ -274,7 +275,7 @@ def gate_is_held(run: RunState, command: cmd.FileResult) -> bool:
 
 def parked_already(run: RunState, command: cmd.FileResult) -> bool:
     """It is parked and its gate is still held."""
-    return result_id(command.child) in run.results and gate_is_held(run, command)
+    return result_name(run, command) in run.results and gate_is_held(run, command)
 
 
 def result_id(child: str) -> str:
@@ -282,10 +283,17 @@ def result_id(child: str) -> str:
     return f"{child}-r"
 
 
+def result_name(run: RunState, command: cmd.FileResult) -> str:
+    """The name of what this task delivered: a task that is not the child's does not take the child's place."""
+    if command.task == run.children[command.child].task:
+        return result_id(command.child)
+    return f"{result_id(command.child)}-{short_hash(command.task, length=8)}"
+
+
 def _file(run: RunState, c: cmd.FileResult, at: int, disposition: Disposition, reason: str) -> tuple[ev.Event, ...]:
     child = run.children[c.child]
     filed = ev.ResultFiled(
-        at=at, by=c.by, result=result_id(c.child), child=c.child, task=c.task, scope=child.scope,
+        at=at, by=c.by, result=result_name(run, c), child=c.child, task=c.task, scope=child.scope,
         revision=child.revision, disposition=disposition, reason=reason, artifacts=c.artifacts, summary=c.summary,
     )  # fmt: skip
     return (filed,)

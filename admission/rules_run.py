@@ -85,12 +85,14 @@ def not_held(run: RunState, command: Any) -> bool:
 
 def all_done(run: RunState, command: Any) -> bool:
     """Every scope has its result, nothing is open, and no child acts past a gate."""
-    return not run.open_attempts and not _acting(run) and all(run.scope_done(scope) for scope in run.gates)
+    if run.open_attempts or run.alarms or _acting(run):
+        return False
+    return all(run.scope_done(scope) for scope in run.gates)
 
 
 def given_up(run: RunState, command: Any) -> bool:
     """Nothing is open, and what is not done has used up its relaunches."""
-    if run.open_attempts or _acting(run) or any(gate.cur != gate.target for gate in run.gates.values()):
+    if run.open_attempts or run.alarms or _acting(run) or any(gate.cur != gate.target for gate in run.gates.values()):
         return False
     stuck = [scope for scope in run.gates if not run.scope_done(scope)]
     return bool(stuck) and all(exhausted(run, scope) for scope in stuck)

@@ -157,6 +157,8 @@ def _refusal_words(run: RunState, c: cmd.Admit, verdict: Verdict) -> str:
     match verdict:
         case Verdict.SUPERSEDED if run.cancelled:
             return "the run was cancelled"
+        case Verdict.SUPERSEDED if run.finished:
+            return "the run has ended"
         case Verdict.SUPERSEDED:
             in_force = run.gates[c.scope].target if c.scope in run.gates else run.head
             return f"revision {c.revision} is no longer in force here; revision {in_force} is"

@@ -15,7 +15,7 @@ A commit is the only way to change a run. Its rules, in order:
    derives them again.
 """
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -224,7 +224,7 @@ class Store(Protocol):
 
     def feed(
         self, partitions: Collection[int], *, after: Mapping[int, int] | None = None
-    ) -> AsyncIterator[tuple[str, int]]:
+    ) -> AsyncGenerator[tuple[str, int], None]:
         """Run and version, for each change after these marks (default: after the first step of the iteration).
 
         Several changes of one run may be told as one. Nothing is left out: gaps are repaired from the index of runs,

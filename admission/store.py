@@ -12,7 +12,8 @@ raw: a client object costs more time than the server does. One deadline an excha
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from importlib.resources import files
 from typing import Any, Self
 
@@ -42,6 +43,7 @@ from admission.storage import (
     Lease,
     Meta,
     Reply,
+    StoreRefused,
     StoreUnavailable,
     check_meta,
     checked,
@@ -172,7 +174,7 @@ class RedisStore:
         try:
             return msgspec.json.decode(text, type=Meta)
         except msgspec.MsgspecError as error:
-            raise StoreUnavailable(f"the key {keys.META} is unreadable ({error}): restore it from a backup") from None
+            raise StoreRefused(f"the key {keys.META} is unreadable ({error}): restore it from a backup") from None
 
     @property
     def partitions(self) -> int:
@@ -347,12 +349,12 @@ class RedisStore:
 
     def feed(
         self, partitions: Collection[int], *, after: Mapping[int, int] | None = None
-    ) -> AsyncIterator[tuple[str, int]]:
+    ) -> AsyncGenerator[tuple[str, int], None]:
         return self._feed(partitions, after)
 
     async def _feed(
         self, partitions: Collection[int], after: Mapping[int, int] | None
-    ) -> AsyncIterator[tuple[str, int]]:
+    ) -> AsyncGenerator[tuple[str, int], None]:
         seen = await self.marks(partitions) if after is None else {p: after.get(p, 0) for p in partitions}
         streams = {keys.partition_keys(p).feed.encode(): p for p in partitions}
         connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
@@ -371,8 +373,9 @@ class RedisStore:
 
         lost = (*_LOST, StoreUnavailable, ResponseError)
         try:
-            async for change in follow(seen, ring=ring, missed=self._missed, lost=lost):
-                yield change
+            async with aclosing(follow(seen, ring=ring, missed=self._missed, lost=lost)) as changes:
+                async for change in changes:
+                    yield change
         finally:
             with anyio.CancelScope(shield=True):
                 await connection.disconnect(nowait=True)

@@ -16,6 +16,7 @@ from admission import commands as cmd
 from admission.agenda import Action
 from admission.events import ArtifactRef
 from admission.records import Child
+from admission.standing import seen_to_end
 from admission.storage import Store
 from admission.table import Answer
 from admission.vocabulary import (
@@ -205,20 +206,20 @@ class Acts:
 
     async def _observe(self, run: str, child_id: str) -> None:
         """Look until a terminal state is seen or the child is lost."""
-        wait_s, silent_s = LOOK_FIRST_S, 0.0
+        wait_s, heard_s = LOOK_FIRST_S, anyio.current_time()
         while True:
             child = (await self._desk.current(run)).children[child_id]
             url = self._url(child)
-            if child.settled or url is None:
+            if seen_to_end(child) or url is None or (child.settled and not child.stop_wanted):
                 break
             seen = await self._courier.look(url, child.task)
             if isinstance(seen, Seen):
-                silent_s = 0.0
+                heard_s = anyio.current_time()
                 if await self._take(run, child_id, seen):
                     break
-            else:
-                silent_s += wait_s
-                if silent_s > CONTACT_LOST_S or (isinstance(seen, Gone) and not child.stop_wanted):
+            elif not child.settled:
+                silent = anyio.current_time() - heard_s > CONTACT_LOST_S
+                if silent or (isinstance(seen, Gone) and not child.stop_wanted):
                     words = "the agent does not know the task any more" if isinstance(seen, Gone) else seen.detail
                     await self._desk.submit(run, cmd.DeclareLost(by="courier", child=child_id, detail=words))
                     break

@@ -170,12 +170,16 @@ class Reads:
         after: Annotated[int, Query(ge=0)] = 0,
         limit: Limit = LOG_PAGE_ENTRIES,
         control: bool = False,
+        wait_ms: Annotated[int, Query(ge=0, le=WAIT_MS_MAX)] = 0,
     ) -> dict[str, Any]:
         """GET /v1/runs/RUN/log: the events as they stand; with `control` the updates, who was told, who acknowledged.
 
-        `at` is the store's time when the entry was appended. The next page begins after the last `n`.
+        `at` is the store's time when the entry was appended. The next page begins after the last `n`. With `wait_ms`,
+        an answer without entries is held back until there is one, or the time is over.
         """
         run_id = await self._runs.resolve(run)
+        if wait_ms:
+            await self._wait(run_id, lambda state: {} if state.version > after else None, wait_ms)
         if control:
             entries = await self._whole_log(run_id)
             decoded = [(entry.n, ev.decode(entry.data)) for entry in entries]

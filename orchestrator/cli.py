@@ -20,7 +20,6 @@ from orchestrator.cli_output import CommandFailed, Exit, Screen, literal
 from orchestrator.cli_session import with_api, with_screen
 
 COMMANDS_GROUP = "regate.commands"
-ROLES = ("orchestrator", "gateway", "api")
 
 app = typer.Typer(
     name="regate",
@@ -72,27 +71,38 @@ def demo(
 
 
 @app.command()
-@with_screen
 def serve(
-    screen: Screen,
     *,
     data: DirectoryOption = None,
     config: ConfigOption = None,
-    roles: Annotated[str, typer.Option(help=f"Which of {', '.join(ROLES)}, separated by commas.")] = ",".join(ROLES),
+    roles: Annotated[str, typer.Option(help="orchestrator, gateway, or both, separated by commas.")] = "all",
     redis_url: Annotated[str | None, typer.Option(help="A Redis 7+ or Valkey of your own.")] = None,
     allow_volatile: Annotated[
         bool, typer.Option("--allow-volatile", help="Take a store that may forget what it confirmed.")
     ] = False,
+    assume_durable: Annotated[
+        bool, typer.Option("--assume-durable", help="You vouch for a store whose settings cannot be read.")
+    ] = False,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT of the API.")] = None,
+    gateway_listen: Annotated[str | None, typer.Option(help="HOST:PORT of the gateway.")] = None,
+    gateway_url: Annotated[str, typer.Option(help="Where agents reach the gateway, if it is elsewhere.")] = "",
 ) -> None:
-    """Serve runs: the orchestrator, the gateway and the API, until stopped with Ctrl-C."""
+    """Serve runs until Ctrl-C: the orchestrator with its API, the gateway, or both."""
+    from orchestrator import app as program  # it loads the store and the web server, which no other command needs
+
     chosen = [role.strip() for role in roles.split(",") if role.strip()]
-    unknown = [role for role in chosen if role not in ROLES]
-    if unknown or not chosen:
-        raise CommandFailed(Exit.USAGE, f"--roles {roles!r}: there are {', '.join(ROLES)}")
-    _run_part(
-        "orchestrator.app", "serve", data=data, config=config, roles=frozenset(chosen), redis_url=redis_url,
+    code = program.serve(
+        config=config,
+        data=data or _told_directory(),
+        roles=program.ROLES_DEFAULT if chosen == ["all"] else chosen,
+        redis_url=redis_url,
         allow_volatile=allow_volatile,
-    )  # fmt: skip
+        assume_durable=assume_durable,
+        listen=listen,
+        gateway_listen=gateway_listen,
+        gateway_url=gateway_url,
+    )
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -109,6 +119,11 @@ def dev(
     _run_part(
         "orchestrator.dev", "dev", data=data, config=config, agents=tuple(agent or ()), services=tuple(service or ())
     )
+
+
+def _told_directory() -> Path | None:
+    told = os.environ.get("REGATE_DATA")
+    return Path(told) if told else None
 
 
 def _run_part(module: str, name: str, *arguments: Any, **options: Any) -> None:

@@ -148,9 +148,9 @@ class Screen:
         (self.err if self.machine else self.out).print(literal(text, style), soft_wrap=True)
 
     def draw(self, *parts: RenderableType) -> None:
-        """Tables and texts, on standard output."""
+        """Tables, fitted to the width, and texts, which the terminal wraps: nothing may cut a line that is piped."""
         for part in parts:
-            self.out.print(part)
+            self.out.print(part, soft_wrap=not isinstance(part, Table))
 
     def show(self, value: Any, draw: Callable[[], Iterable[RenderableType]]) -> None:
         """One value: as JSON (one line for jsonl), or drawn."""

@@ -1,7 +1,7 @@
 """A server for the length of one command, on a data directory that nobody serves at the moment.
 
-Knows how it is started, waited for and ended, together with the store that it started. The lock file keeps two commands
-on one directory from starting two of them. Does not know what the command then asks.
+Knows how it is started, waited for and ended; the server ends the store that it started. The lock file keeps two
+commands on one directory from starting two of them. Does not know what the command then asks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import IO
 
 import anyio
 
-from admission.data_directory import MARKER, StoreUnavailable, is_locked
+from admission.data_directory import MARKER
 from orchestrator.cli_client import Endpoint, Where, is_alive, read_endpoint, unavailable
 from orchestrator.cli_output import CommandFailed, Exit
 
+SETTINGS_FILE = "regate.toml"
 LOCK_FILE = "temporary-server.lock"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
@@ -81,9 +82,8 @@ def _only_one(data: Path) -> Iterator[None]:
 @contextmanager
 def _temporary(where: Where, say: Callable[[str], None]) -> Iterator[Endpoint]:
     data = where.directory
-    store_ran = is_locked(data)
     say(f"nobody serves {data}: starting a server for this command")
-    command = [sys.executable, "-m", "orchestrator", "serve", "--data", str(data)]
+    command = [sys.executable, "-m", "orchestrator", "serve", "--data", str(data), *_config_of(data)]
     with tempfile.TemporaryFile() as log, _ended_by_term():
         # A session of its own: Ctrl-C is meant for the command, which then ends the server in order.
         process = subprocess.Popen(
@@ -92,10 +92,15 @@ def _temporary(where: Where, say: Callable[[str], None]) -> Iterator[Endpoint]:
         try:
             yield _wait_ready(process, log, where)
         finally:
-            _stop(process)
-            if not store_ran:
-                _stop_store(data, say)
+            _stop(process, data)
             say(f"the server for this command has ended; {data} is kept")
+
+
+def _config_of(data: Path) -> list[str]:
+    """The settings beside the directory, where a project keeps them, unless there are some that go before."""
+    beside = data.absolute().parent / SETTINGS_FILE
+    found = (data / SETTINGS_FILE).exists() or Path(SETTINGS_FILE).exists()
+    return ["--config", str(beside)] if beside.exists() and not found else []
 
 
 @contextmanager
@@ -132,19 +137,13 @@ def _tail(log: IO[bytes]) -> str:
     return " / ".join(line.strip() for line in lines[-4:]) or "it said nothing"
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], data: Path) -> None:
     process.terminate()
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
+        from orchestrator.store_access import stop_if_unused  # it loads the store's client, seldom needed
+
         process.kill()  # everything acknowledged is in the store
         process.wait()
-
-
-def _stop_store(data: Path, say: Callable[[str], None]) -> None:
-    from admission.embedded import stop_server  # it loads the store's client, which no command needs otherwise
-
-    try:
-        anyio.run(stop_server, data)
-    except StoreUnavailable as failure:
-        say(str(failure))
+        anyio.run(stop_if_unused, data)

@@ -240,6 +240,14 @@ def waiting_words(view: dict[str, Any]) -> str:
 
 # --- effects ---------------------------------------------------------------------------------------------------------
 
+
+def _what_came_back(row: dict[str, Any]) -> object:
+    """What the service said; for what nobody knows, why."""
+    if row.get("outcome") == "unknown":
+        return row.get("why")
+    return row.get("observed_result") or row.get("why")
+
+
 _EFFECT_COLUMNS = (
     Column("effect", "attempt", whole=True),
     Column("rev", "revision"),
@@ -249,7 +257,7 @@ _EFFECT_COLUMNS = (
     Column("outcome", lambda row: _state(row, "outcome"), whole=True),
     Column("basis", "basis"),
     Column("tries", lambda row: len(_rows(row.get("tries"))) or None),
-    Column("observed result / why", lambda row: row.get("why") or row.get("observed_result")),
+    Column("observed result / why", _what_came_back),
     Column("input", lambda row: str(row.get("input_ref") or "")[:12], whole=True),
     Column("operation id", "operation_id", whole=True),
     Column("child", "child", whole=True),

@@ -159,7 +159,7 @@ async def _noted(data_dir: Path) -> None:
 
 
 async def _judged(settings: Settings, url: str) -> tuple[str, ...]:
-    """What speaks against the server at a URL, if it is accepted all the same. Raises StoreRefused, StoreUnavailable."""
+    """What speaks against the server at a URL, if it is accepted after all. Raises StoreRefused, StoreUnavailable."""
     client = make_client(url)
     try:
         with anyio.fail_after(CONNECT_TIMEOUT_S):

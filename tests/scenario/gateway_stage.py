@@ -25,7 +25,7 @@ from admission.client import GateClient
 from admission.commands import Command, PlanChild, Start, StartLaunch
 from admission.contracts import parse_contract
 from admission.desk import Desk
-from admission.events import AnyEvent, Event, Goal, ScopePlan, decode
+from admission.events import Event, Goal, ScopePlan, decode
 from admission.gateway import gateway_app
 from admission.memory import MemoryStore
 from admission.records import Attempt
@@ -114,7 +114,7 @@ class Stage:
 
     url: str
     store: MemoryStore
-    desk: Desk[RunState, Command, AnyEvent, Decision]
+    desk: Desk[RunState, Command, Event, Decision]
     server: uvicorn.Server
     child: str = ""
     clients: list[GateClient] = field(default_factory=list)

@@ -439,5 +439,3 @@ async def test_nobody_listens_at_the_service(tmp_path: Path, free_port: int) -> 
         [attempt] = await stage.attempts()
         assert {t.basis for t in attempt.tries} == {Basis.NOTHING_WRITTEN}
         assert len(attempt.tries) == 3
-
-

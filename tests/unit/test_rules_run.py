@@ -538,6 +538,8 @@ def test_cancelled_with_something_open_says_so_and_ends_when_it_is_settled() -> 
     unknown = stage.unknown(child)
     stage.cancel()
     stage.seen(child, TaskState.CANCELED)
+    assert stage.do(cmd.Finish(epoch=1)).verdict is Answer.BLOCKED, "it is given its time"
+    stage.now += 60_000
     stage.ok(cmd.Finish(epoch=1))
     assert stage.phase is RunPhase.CANCELLED_UNRESOLVED
     stage.ok(cmd.Resolve(attempt=unknown.id, happened=True, request_id="x", reason="seen", evidence="mail", by="op"))
@@ -619,15 +621,22 @@ def test_a_revision_is_not_thrown_away_for_the_failures_of_the_one_before() -> N
 # --- phases ----------------------------------------------------------------------------------------------------------
 
 
-def test_blocked_means_that_nothing_moves_without_a_person() -> None:
+def test_an_unknown_that_blocks_only_its_slot_leaves_the_run_running_while_its_child_works() -> None:
     stage = Stage(goal("a", "b"))
     working = stage.running("a")
-    stage.unknown(working)
-    assert stage.run.is_current(working)
-    assert stage.phase is RunPhase.RUNNING, "its child goes on with other things"
+    stage.unknown(working, contract=facts(ContractClass.OPAQUE, unknown_blocks=Blocks.SLOT, dedupes=False))
+    assert (stage.run.is_current(working), stage.phase) == (True, RunPhase.RUNNING)
     stage.change("b")
     assert stage.phase is RunPhase.REDIRECTING
     stage.open("b")
+    stage.seen(working, TaskState.COMPLETED)
+    assert stage.phase is RunPhase.BLOCKED, "nothing moves it any more but a person"
+
+
+def test_an_unknown_that_blocks_its_scope_is_shown_as_blocked() -> None:
+    stage = Stage(goal("a", "b"))
+    stage.unknown(stage.running("a"))
+    assert stage.phase is RunPhase.BLOCKED
     stage.change("a")
     assert stage.phase is RunPhase.BLOCKED
 
@@ -641,6 +650,7 @@ def test_a_contradiction_blocks_the_run() -> None:
     stage.seen(child, TaskState.COMPLETED)
     stage.file(child)
     assert stage.phase is RunPhase.BLOCKED
+    assert not stage.do(cmd.Finish(epoch=1)).accepted, "it waits for a person"
 
 
 def test_a_need_that_can_never_be_met_is_shown() -> None:
