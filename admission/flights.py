@@ -255,7 +255,7 @@ class Flights:
                 self._disavow_later(wanted)
                 return self._in_doubt(wanted, permit, "the store is not available; the outcome of its first try stands")
             if not decision.accepted:
-                if False:
+                if result.outcome is TryOutcome.NOT_EXECUTED:
                     # It was recorded with the intention to try again; that intention ends here.
                     await self._record(wanted, permit, result, pause_ms=0, waiter=waiter)
                 return await self._outcome(wanted, permit, result)

@@ -26,6 +26,8 @@ from orchestrator.process import ROLES_DEFAULT, Sources, serve_roles
 from orchestrator.settings import ListenTable, Settings, SettingsError, find_settings, parse_listen
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 2, 5, 130
+#: Acknowledged data is missing: a supervisor must not start the process again as if nothing had happened.
+EXIT_ALARM = 70
 
 
 def serve(
@@ -78,7 +80,7 @@ def explained(error: BaseException) -> int | None:
     match error:
         case StoreBehind():
             say(f"ALARM: {error} This process has stopped.")
-            return EXIT_FAILED
+            return EXIT_ALARM
         case SettingsError() | ServiceError() | ContractError():
             say(str(error))
             return EXIT_USAGE

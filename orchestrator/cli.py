@@ -88,13 +88,15 @@ def serve(
     gateway_url: Annotated[str, typer.Option(help="Where agents reach the gateway, if it is elsewhere.")] = "",
 ) -> None:
     """Serve runs until Ctrl-C: the orchestrator with its API, the gateway, or both."""
-    from orchestrator import app as program  # it loads the store and the web server, which no other command needs
+    # They load the store and the web server, which no other command needs.
+    from orchestrator import app as program
+    from orchestrator.process import ROLES_DEFAULT
 
     chosen = [role.strip() for role in roles.split(",") if role.strip()]
     code = program.serve(
         config=config,
         data=data or _told_directory(),
-        roles=program.ROLES_DEFAULT if chosen == ["all"] else chosen,
+        roles=ROLES_DEFAULT if chosen == ["all"] else chosen,
         redis_url=redis_url,
         allow_volatile=allow_volatile,
         assume_durable=assume_durable,

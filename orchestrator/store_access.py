@@ -101,29 +101,30 @@ async def embedded_server(data_dir: Path) -> AsyncIterator[Server]:
                 await _leave(data_dir, users.fileno())
 
 
-async def stop_if_unused(data_dir: Path) -> None:
-    """Stop the server of a data directory if one of us started it and nobody uses it any more."""
+async def stop_if_unused(data_dir: Path) -> bool:
+    """Stop the server of a data directory if one of us started it; False when it is still used."""
     if not (data_dir / USERS_LOCK).exists():
-        return
+        return True
     with (data_dir / USERS_LOCK).open("a") as users:
-        await _leave(data_dir, users.fileno())
+        return await _leave(data_dir, users.fileno())
 
 
-async def _leave(data_dir: Path, users: int) -> None:
+async def _leave(data_dir: Path, users: int) -> bool:
+    """Give up our use; whether nobody was left."""
     if not _locked(users, fcntl.LOCK_EX):
-        return
+        return False
     try:
         started = int((data_dir / STORE_PID).read_text())
     except (OSError, ValueError):
-        return
-    if data_directory.recorded_pid(data_dir) != started:
-        return
-    try:
-        await stop_server(data_dir)
-    except data_directory.StoreUnavailable as error:
-        log.warning("%s", error)
-    else:
-        (data_dir / STORE_PID).unlink(missing_ok=True)
+        return True
+    if data_directory.recorded_pid(data_dir) == started:
+        try:
+            await stop_server(data_dir)
+        except data_directory.StoreUnavailable as error:
+            log.warning("%s", error)
+            return True
+    (data_dir / STORE_PID).unlink(missing_ok=True)
+    return True
 
 
 def _locked(descriptor: int, how: int) -> bool:

@@ -160,7 +160,7 @@ class _Driven:
     async def until_quiet(self) -> None:
         """Wait until no late request of this run is still on its way to the shop, and take in the rest of the log."""
         with anyio.move_on_after(QUIET_LIMIT_S) as limit:
-            while late_pending(self._shop_lines(), self._keys()):
+            while late_pending(self._shop_lines(), self._keys()):  # noqa: ASYNC110 - it happens in another process
                 await anyio.sleep(QUIET_POLL_S)
         if limit.cancelled_caught:
             self.trouble = self.trouble or f"the shop was not quiet after {QUIET_LIMIT_S:.0f} s"
@@ -222,7 +222,7 @@ def moment_has_come(case: Case, log: list[Entry]) -> bool:
         elif _settles(entry):
             settled.add(str(entry.event.get("attempt")))
         elif entry.type in ("run_finished", "effect_classified"):
-            return True  # a service had to be asked: from here on nothing is sure to come
+            return True  # over, or held up by something unknown: the moment is not sure to come any more
     match case.moment.kind:
         case MomentKind.BEFORE:
             return bool(log)
@@ -237,5 +237,3 @@ def _settles(entry: Entry) -> bool:
         return entry.type == "effect_classified" and entry.text("finding") != "unknown"
     outcome = entry.text("outcome")
     return outcome == "ok" or (outcome == "not_executed" and not entry.number("retry_at", 0))
-
-

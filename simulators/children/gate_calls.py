@@ -9,11 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import httpx
 
 from admission.wire import EXTENSION
 
 ASK_DEADLINE_S = 120.0
+#: How often, and after which wait, a gateway that cannot be reached is asked again.
+TRIES_MAX = 20
+RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,20 @@ class GateCalls:
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self.grant}"}
-        try:
-            async with httpx.AsyncClient(timeout=ASK_DEADLINE_S, trust_env=False) as http:
-                reply = await http.post(f"{self.gateway}{path}", json=body, headers=headers)
-            got = reply.json()
-        except (httpx.HTTPError, ValueError) as error:
-            return {"detail": type(error).__name__}
-        return got if isinstance(got, dict) else {}
+        why = ""
+        for _ in range(TRIES_MAX):
+            try:
+                async with httpx.AsyncClient(timeout=ASK_DEADLINE_S, trust_env=False) as http:
+                    reply = await http.post(f"{self.gateway}{path}", json=body, headers=headers)
+                got = reply.json()
+            except httpx.TransportError as error:
+                why = type(error).__name__  # a gateway that is started again finds the same intent by its slot
+                await anyio.sleep(RETRY_S)
+            except (httpx.HTTPError, ValueError) as error:
+                return {"detail": type(error).__name__}
+            else:
+                return got if isinstance(got, dict) else {}
+        return {"detail": why}
 
 
 def gate_calls(task: str, metadata: Mapping[str, Any]) -> GateCalls | None:

@@ -239,7 +239,7 @@ def claim(child: Child, task: str) -> cmd.ClaimChild:
     return cmd.ClaimChild(child=child.id, scope=child.scope, revision=child.revision, task=task)
 
 
-def stamp_of(child: Child, **other: Any) -> Stamp:
+def stamp_of(child: Child, /, **other: Any) -> Stamp:
     fields: dict[str, Any] = {
         "run": RUN, "scope": child.scope, "child": child.id, "revision": child.revision, "goal_hash": child.goal_hash
     }
