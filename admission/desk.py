@@ -90,6 +90,10 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
         assert self._tasks is not None
         tasks, self._tasks = self._tasks, None
         tasks.cancel_scope.cancel()
+        if isinstance(error, Exception):
+            # Our tasks raise nothing, so the caller's own error must not come out wrapped in a group.
+            await tasks.__aexit__(None, None, None)
+            return None
         return await tasks.__aexit__(kind, error, trace)
 
     # --- what callers use

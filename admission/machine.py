@@ -56,7 +56,7 @@ class SnapshotCodec(Generic[State]):
     #: Bytes of some rows; the same rows give the same bytes.
     encode_rows: Callable[[Sequence[Any]], bytes]
     #: And back, as (id, row).
-    decode_rows: Callable[[bytes], Sequence[tuple[str, Any]]]
+    decode_rows: Callable[[bytes], Iterable[tuple[str, Any]]]
     #: The state without the settled rows for which `in_chunk(id, row)` holds.
     encode_live: Callable[[State, Callable[[str, Any], bool]], bytes]
     #: run id, live bytes, rows of all chunks by id (a row of the live part goes before one of a chunk) → the state.

@@ -108,19 +108,27 @@ def serve(
 
 
 @app.command()
-@with_screen
 def dev(
-    screen: Screen,
     *,
     data: DirectoryOption = None,
     config: ConfigOption = None,
-    agent: Annotated[list[str] | None, typer.Option(help="Address of an agent of yours. Repeatable.")] = None,
-    service: Annotated[list[Path] | None, typer.Option(help="Contract of a service of yours. Repeatable.")] = None,
+    agent: Annotated[list[str] | None, typer.Option(help="[NAME=]URL of an agent of yours. Repeatable.")] = None,
+    service: Annotated[
+        list[str] | None, typer.Option(help="NAME=URL=CONTRACT, or a contract whose service the config names.")
+    ] = None,
+    sample: Annotated[bool, typer.Option("--sample/--no-sample", help="With a sample shop, agent and goal.")] = True,
 ) -> None:
     """Run everything on this machine, with a sample to redirect, until stopped with Ctrl-C."""
-    _run_part(
-        "orchestrator.dev", "dev", data=data, config=config, agents=tuple(agent or ()), services=tuple(service or ())
+    from orchestrator.dev import dev as run  # as for `serve`
+
+    code = run(
+        data=data or _told_directory(),
+        config=config,
+        agents=tuple(agent or ()),
+        services=tuple(service or ()),
+        sample=sample,
     )
+    raise typer.Exit(code)
 
 
 def _told_directory() -> Path | None:

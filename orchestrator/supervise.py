@@ -87,7 +87,7 @@ class Supervisor:
 
     async def __aenter__(self) -> Self:
         (self._data_dir / LOGS).mkdir(parents=True, exist_ok=True)
-        self._leash = subprocess.Popen(
+        self._leash = subprocess.Popen(  # noqa: ASYNC220 - starting does not wait, and it is never waited for
             [sys.executable, "-m", "orchestrator.leash", str(self._data_dir)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -151,8 +151,9 @@ class Supervisor:
 
     async def wait_gone(self, role: str, pid: int) -> None:
         """Wait until the process with that pid has been seen ended."""
-        while any(row["pid"] == pid and row["role"] == role and row["ended"] == "running" for row in self._rows):
-            await anyio.sleep(0.005)
+        for running in list(self._running.values()):
+            if running.program.role == role and running.process.pid == pid:
+                await running.gone.wait()
 
     def processes(self) -> list[dict[str, Any]]:
         """One row for each process that ever ran here."""
@@ -217,14 +218,15 @@ class Supervisor:
 
     async def _watch(self, running: _Running) -> None:
         code = await running.process.wait()
-        running.row |= {"ended": how_it_ended(code), "ended_at": self._wall_ms()}
+        asked = running.stopping and code in (0, -signal.SIGTERM)
+        running.row |= {"ended": "stopped" if asked else how_it_ended(code), "ended_at": self._wall_ms()}
         self._tell(f"-{running.process.pid}")
         self._kill_group(running)  # what it may have started is nobody's now
         self._write()
         running.gone.set()
         running.ready.set()
         role = running.program.role
-        if running.stopping or self._running.get(role) is not running:
+        if not self._wanted(running):
             return
         lived_s = anyio.current_time() - running.began_s
         failures = 0 if lived_s > STEADY_S else running.failures + 1
@@ -234,8 +236,11 @@ class Supervisor:
         pause_s = min(RESTART_PAUSE_FIRST_S * 2 ** max(0, failures - 1), RESTART_PAUSE_MAX_S)
         self._report(f"{role} ended ({running.row['ended']}); starting it again in {pause_s:g} s")
         await anyio.sleep(pause_s)
-        if not running.stopping and self._running.get(role) is running:
+        if self._wanted(running):
             await self._spawn(running.program, restarts=running.row["restarts"] + 1, failures=failures)
+
+    def _wanted(self, running: _Running) -> bool:
+        return not running.stopping and self._running.get(running.program.role) is running
 
     def _kill_group(self, running: _Running) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -261,13 +266,15 @@ class Supervisor:
         new.replace(path)
 
     def _tell(self, word: str) -> None:
-        assert self._leash is not None and self._leash.stdin is not None
+        assert self._leash is not None
+        assert self._leash.stdin is not None
         with contextlib.suppress(OSError):
             self._leash.stdin.write(f"{word}\n".encode())
             self._leash.stdin.flush()
 
     def _let_go(self) -> None:
-        assert self._leash is not None and self._leash.stdin is not None
+        assert self._leash is not None
+        assert self._leash.stdin is not None
         self._tell("bye")
         with contextlib.suppress(OSError):
             self._leash.stdin.close()
@@ -276,5 +283,5 @@ class Supervisor:
 
 
 def how_it_ended(code: int) -> str:
-    """An exit code as subprocess gives it, in words."""
+    """An exit code as subprocess gives it, in words; one that ended because we asked it to is "stopped"."""
     return f"exit {code}" if code >= 0 else f"killed by signal {-code}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import hiredis
 import msgspec
 from anyio.abc import ByteStream, SocketStream
 
@@ -137,6 +138,15 @@ async def wire_to(server: StoreServer) -> AsyncIterator[Wire]:
         tasks.start_soon(listener.serve, wire.serve)
         yield wire
         tasks.cancel_scope.cancel()
+
+
+def arguments(request: bytes) -> list[bytes]:
+    """The parts of one command as it travels."""
+    reader = hiredis.Reader()
+    reader.feed(request)
+    parts = reader.gets()
+    assert isinstance(parts, list)
+    return parts
 
 
 def plain(run: str, *events: bytes, known: int = 0, **fields: Any) -> Commit:

@@ -28,6 +28,7 @@ from admission.vocabulary import (
     TaskState,
     TryOutcome,
     UpdateKind,
+    short_hash,
     slot_of,
 )
 from admission.wire import Stamp
@@ -58,7 +59,7 @@ def facts(contract_class: ContractClass = ContractClass.VOID, **given: Any) -> e
     }  # fmt: skip
     fields |= {"contract_class": contract_class, **given}
     # A contract that says something else has another hash, as contracts.py makes it.
-    fields["schema_hash"] = given.get("schema_hash", f"{abs(hash(tuple(sorted((k, str(v)) for k, v in fields.items())))):016x}")
+    fields["schema_hash"] = given.get("schema_hash", short_hash(*(f"{k}={fields[k]}" for k in sorted(fields))))
     return ev.ContractFacts(**fields)
 
 
@@ -147,7 +148,7 @@ class Stage:
     def seen(self, child: Child, state: TaskState, detail: str = "") -> Decision:
         return self.do(cmd.RecordSeen(child=child.id, state=state, detail=detail))
 
-    def file(self, child: Child, **more: Any) -> Decision:
+    def file(self, child: Child, /, **more: Any) -> Decision:
         """The child's result arrives with a good stamp, unless told otherwise."""
         row = self.run.children[child.id]
         fields: dict[str, Any] = {"child": child.id, "task": row.task, "stamp": stamp_of(row), **more}
@@ -162,11 +163,11 @@ class Stage:
 
     # -- effects --------------------------------------------------------------------------------------------------------
 
-    def ask(self, child: Child, target: str = "o1", **more: Any) -> Decision:
+    def ask(self, child: Child, target: str = "o1", /, **more: Any) -> Decision:
         """A worker asks for an effect."""
         return self.do(self.asking(child, target, **more))
 
-    def asking(self, child: Child, target: str = "o1", **more: Any) -> cmd.Admit:
+    def asking(self, child: Child, target: str = "o1", /, **more: Any) -> cmd.Admit:
         row = self.run.children[child.id]
         occurrence = int(more.get("occurrence", 1))
         operation = str(more.get("operation", "refund"))
