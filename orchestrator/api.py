@@ -29,7 +29,7 @@ from orchestrator.api_reads import add_reads
 from orchestrator.directory import RunDirectory
 from orchestrator.goals import problems
 from orchestrator.problems import PROBLEM_TYPE, Entrance, Problem, malformed
-from orchestrator.views import effect_row, run_view
+from orchestrator.views import change_row, effect_row, run_view
 from orchestrator.views_lines import Brief, brief_of, summary_line
 
 PRINCIPAL = "local"
@@ -192,7 +192,7 @@ class Changes:
         return {
             "verdict": decision.verdict.value,
             "in_force": decision.detail.get("in_force", after.in_force),
-            "changed": {"requirements_and_scopes": list(after.changed), "kept_scopes": list(after.kept)},
+            "changed": change_row(view) if isinstance(command, cmd.Revise) else {},
             "run": view,
             "line": summary_line(before, after),
         }

@@ -26,8 +26,11 @@ from orchestrator.cli_client import Endpoint, Where, is_alive, read_endpoint, un
 from orchestrator.cli_output import CommandFailed, Exit
 
 SETTINGS_FILE = "regate.toml"
+#: Held shared by every process that uses the directory's store.
+USERS_LOCK = "users.lock"
 LOCK_FILE = "temporary-server.lock"
 START_TIMEOUT_S = 30.0
+STARTING_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 15.0
 LOCK_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.05
@@ -58,8 +61,39 @@ def endpoint_for(where: Where, say: Callable[[str], None]) -> Iterator[tuple[End
         if endpoint is not None and is_alive(endpoint):
             yield endpoint, False
             return
+        endpoint = _starting(where.data, say)
+        if endpoint is not None:
+            yield endpoint, False
+            return
         with _temporary(where, say) as started:
             yield started, True
+
+
+def _starting(data: Path, say: Callable[[str], None]) -> Endpoint | None:
+    """The endpoint of a server that is just being started by somebody else; None when nobody is starting one."""
+    until = time.monotonic() + STARTING_TIMEOUT_S
+    told = False
+    while _in_use(data) and time.monotonic() < until:
+        if not told:
+            say(f"the store of {data} is in use: waiting for a server that answers")
+            told = True
+        time.sleep(POLL_INTERVAL_S)
+        endpoint = read_endpoint(data)
+        if endpoint is not None and is_alive(endpoint):
+            return endpoint
+    return None
+
+
+def _in_use(data: Path) -> bool:
+    """Whether a process of ours holds the store of this directory open."""
+    try:
+        with (data / USERS_LOCK).open("rb") as users:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 @contextmanager

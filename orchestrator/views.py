@@ -22,6 +22,7 @@ from admission.standing import (
 )
 from admission.state import RunState
 from admission.vocabulary import (
+    OPEN_ATTEMPTS,
     AttemptState,
     Blocks,
     ChildMode,
@@ -123,6 +124,21 @@ def revision_row(run: RunState, revision: Revision) -> dict[str, Any]:
         "still_in_force_for": [
             name for name, gate in run.gates.items() if gate.cur == gate.target == revision.n and name in plan
         ],
+    }
+
+
+def change_row(view: dict[str, Any]) -> dict[str, Any]:
+    """What the newest revision of a view changed, removed and kept; what was finished before it, what is still open."""
+    row = view["revisions"][-1]
+    there = {r["id"] for r in view["goal"].get("requirements", [])} | set(view["goal"]["plan"])
+    named = dict.fromkeys((*row["changed"]["requirements"], *row["changed"]["scopes"]))
+    effects = [effect for effect in view["effects"] if effect["scope"] in row["changed"]["scopes"]]
+    return {
+        "changed": {kind: [name for name in names if name in there] for kind, names in row["changed"].items()},
+        "removed": [name for name in named if name not in there],
+        "kept": row["kept"],
+        "finished_before": [effect for effect in effects if effect["outcome"] == AttemptState.SUCCEEDED],
+        "open": [effect for effect in effects if effect["outcome"] in OPEN_ATTEMPTS],
     }
 
 

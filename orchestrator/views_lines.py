@@ -48,7 +48,7 @@ def brief_of(run: RunState) -> Brief:
         in_flight=tuple(a for a in run.open_attempts if run.attempts[a].state in sent),
         unresolved=tuple(f"{row['what']} ({row['id']})" for row in unresolved_rows(run) if row["kind"] == "effect"),
         closed=closed,
-        changed=(*head.changed, *head.affects) if run.head > 1 else (),
+        changed=tuple(dict.fromkeys((*head.changed, *head.affects))) if run.head > 1 else (),
         kept=tuple(name for name in head.goal.plan if name not in head.affects),
         waiting=tuple(a.id for name in closed for a in blocking_attempts(run, name)),
         stopping=sum(1 for c in run.children.values() if c.stop_wanted and not c.settled),
