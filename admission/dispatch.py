@@ -219,7 +219,7 @@ def _named(wire: _Wire, operation: Operation) -> TryResult:
         return TryResult(TryOutcome.NOT_EXECUTED, Basis.NOTHING_WRITTEN, detail=detail, again=again)
     if not wire.answered:
         detail = f"status {wire.status}, but {wire.trouble}" if wire.status else wire.trouble
-        return TryResult(TryOutcome.IN_DOUBT, Basis.REPLY, wire.status, detail=detail, again=again)
+        return TryResult(TryOutcome.IN_DOUBT, Basis.NO_ANSWER, wire.status, detail=detail, again=again)
     said = _said(wire.body)
     if wire.status in part.refused_statuses:
         detail = f"the service refused it with status {wire.status}"
@@ -238,7 +238,7 @@ def _named(wire: _Wire, operation: Operation) -> TryResult:
         detail = f"status {wire.status}, but the answer is not a JSON object"
     else:
         detail = f"status {wire.status}, which the contract does not say the meaning of"
-    return TryResult(TryOutcome.IN_DOUBT, Basis.REPLY, wire.status, detail=detail, again=again)
+    return TryResult(TryOutcome.IN_DOUBT, Basis.NO_ANSWER, wire.status, detail=detail, again=again)
 
 
 def _found(wire: _Wire, body_sha256: str) -> Asked:

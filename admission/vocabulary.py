@@ -108,6 +108,7 @@ class Basis(StrEnum):
     """Why we believe an outcome. Every settled attempt names one."""
 
     REPLY = "reply"
+    NO_ANSWER = "no_answer"
     SERVICE_REFUSED = "service_refused"
     NOTHING_WRITTEN = "nothing_written"
     LOOKUP_FOUND = "lookup_found"

@@ -61,7 +61,7 @@ async def alone(url: str, run: str, child: str, *, size: Size, first: int) -> di
         sample = caller.wish()
         events = b"\n".join(map(RUN_MACHINE.encode, decide(state, sample.admit, desk.now_ms()).events))
         (blob,) = sample.blobs.values()
-        await desk.submit(run, record(await _admit(desk, run, caller.wish())))  # connects, and loads the script
+        await desk.submit(run, record(await admit(desk, run, caller.wish())))  # connects, and loads the script
         await _raw(connection, _packed("SCRIPT", "LOAD", FLOOR))
         rounds = []
         for _ in range(size.rounds):
@@ -98,7 +98,8 @@ async def _alone_round(
     }  # fmt: skip
 
 
-async def _admit(desk: RunDesk, run: str, wish: Wish) -> str:
+async def admit(desk: RunDesk, run: str, wish: Wish) -> str:
+    """An admission that must be accepted; its attempt."""
     decision = (await desk.submit(run, wish.admit, blobs=wish.blobs)).decision
     if not decision.accepted:
         raise RuntimeError(f"an admission was answered {decision.verdict}: {decision.detail}")
@@ -121,7 +122,7 @@ class _Crowd:
             a = perf_counter()
             if a >= self.until:
                 return
-            attempt = await _admit(self.desk, run, wish)
+            attempt = await admit(self.desk, run, wish)
             b = perf_counter()
             await self.desk.submit(run, record(attempt))
             c = perf_counter()

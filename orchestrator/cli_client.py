@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import time
 import uuid
@@ -119,7 +120,7 @@ def read_endpoint(directory: Path) -> Endpoint | None:
 
 def how_to_start(directory: Path) -> str:
     """The command that starts what is missing."""
-    where = "" if directory == DATA_DEFAULT else f" --data {directory}"
+    where = "" if directory == DATA_DEFAULT else f" --data {shlex.quote(str(directory))}"
     return f"start one with `regate dev{where}` (everything on this machine) or `regate serve{where}`"
 
 

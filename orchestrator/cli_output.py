@@ -168,7 +168,7 @@ class Screen:
             case Output.JSON:
                 self.json(list(rows))
             case Output.TEXT:
-                self.draw(*draw())
+                self.draw(*(draw() if rows else ()))
 
     def json(self, value: Any) -> None:
         """One JSON document: indented for `json`, on one line for `jsonl`."""

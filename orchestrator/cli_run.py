@@ -77,7 +77,7 @@ def start(
         session.screen.show(answer, lambda: [literal(name, "bold")])
         session.screen.result(change_line(answer, name))
         session.screen.say(
-            f"look at it: `regate run show {name}`; change it: `regate run redirect {name} -f change.yaml`"
+            f"look at it: `regate run show {name}{session.flags}`; change it: `regate run redirect {name}{session.flags} …`"
         )
         return
     session.screen.say(f"run {name}: {change_line(answer, name)}")

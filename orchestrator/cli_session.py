@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, wraps
@@ -103,12 +104,17 @@ class Session:
             self.screen.say(self._detached(run))
             return None
 
+    @property
+    def flags(self) -> str:
+        """What a command that is shown to be pasted needs, to ask the same API as this one."""
+        words = (("--url", self.where.url), ("--data", self.where.data))
+        return "".join(f" {flag} {shlex.quote(str(given))}" for flag, given in words if given is not None)
+
     def _detached(self, run: str) -> str:
-        data = f" --data {self.where.data}" if self.where.data is not None else ""
         goes_on = "rests until a server is started again" if self._temporary else "goes on"
         return (
-            f"detached; run {run} {goes_on}. Look at it: `regate run show {run}{data}`. "
-            f'Stop it: `regate run cancel {run}{data} --reason "..."`'
+            f"detached; run {run} {goes_on}. Look at it: `regate run show {run}{self.flags}`. "
+            f'Stop it: `regate run cancel {run}{self.flags} --reason "..."`'
         )
 
 

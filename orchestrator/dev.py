@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import anyio
 from admission.data_directory import is_locked
 from orchestrator.app import EXIT_FAILED, announce, explained, quiet_log, say, wall_ms
 from orchestrator.dev_settings import SAMPLE_AGENTS, SAMPLE_SERVICES, DevPlan, plan_dev
+from orchestrator.leash import STORE_ROLE
 from orchestrator.settings import GRANT_KEYS_VARIABLE, Settings, SettingsError, find_settings, load_settings
 from orchestrator.store_access import data_directory_ready, embedded_server
 from orchestrator.supervise import ProcessFailed, Program, Supervisor
@@ -39,7 +41,10 @@ def dev(
     """Run until Ctrl-C or SIGTERM; the exit code. See `plan_dev` for `agents` and `services`."""
     quiet_log()
     try:
-        settings = find_settings(config, data, here=Path.cwd())
+        # Not DATA/regate.toml: that is what an earlier start of this command has made of the user's own settings.
+        settings = find_settings(config, None, here=Path.cwd())
+        if data is not None:
+            settings = replace(settings, data_dir=data.absolute())
         anyio.run(_dev, settings, tuple(agents), tuple(str(service) for service in services), sample)
     except BaseException as error:
         code = explained(error)
@@ -74,7 +79,7 @@ async def _dev(settings: Settings, agents: tuple[str, ...], services: tuple[str,
                 server = await stack.enter_async_context(embedded_server(settings.data_dir))
             supervisor = await stack.enter_async_context(Supervisor(plan.data_dir, wall_ms=wall_ms, report=say))
             if server is not None:
-                store_row.append((supervisor, supervisor.note("store", server.pid)))
+                store_row.append((supervisor, supervisor.note(STORE_ROLE, server.pid)))
             url = await start_parts(supervisor, plan, load_settings(plan.file))
             announce({"role": "dev", "url": url, "gateway": f"http://127.0.0.1:{plan.gateway_port}",
                       "data": str(plan.data_dir), "pid": os.getpid()})  # fmt: skip

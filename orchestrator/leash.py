@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PROCESSES_FILE = "processes.json"
+STORE_ROLE = "store"
 GONE = "killed by signal 9 (its supervisor was gone)"
 STORE_TRIES = 100
 STORE_PAUSE_S = 0.05
@@ -48,14 +49,14 @@ def end(pids: Iterable[int]) -> None:
             continue
 
 
-def note_ends(data_dir: Path, pids: Iterable[int]) -> None:
-    """Write into processes.json what became of them, in the supervisor's place."""
+def note_ends(data_dir: Path, ended: str, *, role: str | None = None) -> None:
+    """Write into processes.json how those that ran have ended, in the supervisor's place: all, or those of one role."""
     path = data_dir / PROCESSES_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         for row in content["processes"]:
-            if row["ended"] == "running" and row["pid"] in set(pids):
-                row["ended"] = GONE
+            if row["ended"] == "running" and (row["role"] == role or (role is None and row["role"] != STORE_ROLE)):
+                row["ended"] = ended
         new = path.with_name(f".{path.name}.{os.getpid()}")
         new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         new.replace(path)
@@ -63,7 +64,7 @@ def note_ends(data_dir: Path, pids: Iterable[int]) -> None:
         return
 
 
-def stop_store(data_dir: Path) -> None:
+def stop_store(data_dir: Path) -> bool:
     """Stop the embedded server if it is not used. Its users were killed a moment ago and may not be gone yet."""
     import anyio
 
@@ -71,8 +72,9 @@ def stop_store(data_dir: Path) -> None:
 
     for _ in range(STORE_TRIES):
         if anyio.run(stop_if_unused, data_dir):
-            return
+            return True
         time.sleep(STORE_PAUSE_S)
+    return False
 
 
 def main(arguments: list[str]) -> int:
@@ -83,8 +85,9 @@ def main(arguments: list[str]) -> int:
     if left is None:
         return 0
     end(left)
-    note_ends(data_dir, left)
-    stop_store(data_dir)
+    note_ends(data_dir, GONE)
+    if stop_store(data_dir):
+        note_ends(data_dir, "stopped", role=STORE_ROLE)
     return 0
 
 

@@ -55,7 +55,7 @@ class Address:
 def listen(address: Address) -> tuple[socket.socket, str]:
     """A bound socket and the URL it answers at. Raises OSError when the address cannot be had."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named as TCP, or Nagle stays on
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((address.host, address.port))

@@ -74,7 +74,7 @@ class _Announcing(uvicorn.Server):
 def serve(kind: str, tempo: Tempo, *, port: int = 0) -> None:
     """Run one child on the loopback interface until SIGINT or SIGTERM. Raises OSError when the port is taken."""
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
-    with socket.socket() as bound:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:  # else Nagle stays on
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(("127.0.0.1", port))
         bound.listen(128)

@@ -79,7 +79,7 @@ def named(result: TryResult) -> tuple[TryOutcome, Basis]:
 DONE = (TryOutcome.OK, Basis.REPLY)
 REFUSED = (TryOutcome.NOT_EXECUTED, Basis.SERVICE_REFUSED)
 NOTHING = (TryOutcome.NOT_EXECUTED, Basis.NOTHING_WRITTEN)
-DOUBT = (TryOutcome.IN_DOUBT, Basis.REPLY)
+DOUBT = (TryOutcome.IN_DOUBT, Basis.NO_ANSWER)
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------

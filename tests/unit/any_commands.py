@@ -32,7 +32,9 @@ from tests.unit.rules_stage import Stage, action, facts, plan, stamp_of
 Draw = tuple[int, int, int, int]
 
 #: One step of a random history: which command, and three numbers that choose its operands.
-DRAWS = st.lists(st.tuples(*(st.integers(0, 59) for _ in range(4))), max_size=60)
+DRAW = st.tuples(*(st.integers(0, 59) for _ in range(4)))
+#: Short histories, to which a failure shrinks, and long ones, in which it is found.
+DRAWS = st.one_of(st.lists(DRAW, max_size=40), st.lists(DRAW, min_size=40, max_size=80), st.lists(DRAW, min_size=60, max_size=90))
 
 FIRST_GOAL = ev.Goal(
     text="any",

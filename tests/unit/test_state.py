@@ -12,7 +12,7 @@ from admission import events as ev
 from admission.live import live_part, restore
 from admission.state import RunState, fold
 from admission.vocabulary import TERMINAL_TASKS, TryOutcome
-from tests.unit.any_commands import DRAWS, FIRST_GOAL, Draw, any_command, any_fact, played
+from tests.unit.any_commands import DRAW, DRAWS, FIRST_GOAL, Draw, any_command, any_fact, played
 from tests.unit.rules_stage import RUN, Stage
 
 #: Not part of what is folded: the journal of an overlay, and the time of the last decision.
@@ -40,7 +40,7 @@ def _restored(run: RunState) -> RunState:
     return restore(copy.deepcopy(live_part(run)), copy.deepcopy(rows))
 
 
-@given(DRAWS, st.lists(st.sampled_from(["keep", "undo"]), min_size=60, max_size=60), st.integers(1, 4))
+@given(DRAWS, st.lists(st.sampled_from(["keep", "undo"]), min_size=90, max_size=90), st.integers(1, 4))
 def test_undo_takes_back_a_group_exactly(draws: list[Draw], ends: list[str], group: int) -> None:
     stage = Stage(FIRST_GOAL)
     for start, end in zip(range(0, len(draws), group), ends, strict=False):
@@ -95,7 +95,7 @@ def _without_numbers(run: RunState) -> dict[str, Any]:
     return {name: value for name, value in contents(run).items() if name not in ("version", "time", "control")}
 
 
-@given(DRAWS, st.lists(st.tuples(*(st.integers(0, 59) for _ in range(4))), min_size=1, max_size=6))
+@given(DRAWS, st.lists(DRAW, min_size=1, max_size=6))
 def test_a_fact_that_comes_twice_counts_once(draws: list[Draw], facts: list[Draw]) -> None:
     stage = played(draws)
     for draw in facts:
@@ -133,7 +133,7 @@ def _meaning(run: RunState) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@given(DRAWS, st.tuples(*(st.integers(0, 59) for _ in range(4))), st.tuples(*(st.integers(0, 59) for _ in range(4))))
+@given(DRAWS, DRAW, DRAW)
 def test_facts_may_come_in_either_order(draws: list[Draw], first: Draw, second: Draw) -> None:
     stage = played(draws)
     commands = [any_fact(stage, draw) for draw in (first, second)]
