@@ -60,7 +60,15 @@ def request_reused(run: RunState, command: Any) -> bool:
 
 def goal_is_faulty(run: RunState, command: cmd.Start) -> bool:
     """The goal cannot be worked on."""
-    return bool(goal_faults(command.goal))
+    return bool(_start_faults(command))
+
+
+def _start_faults(command: cmd.Start) -> list[str]:
+    if command.follows:
+        # Keys and partition are derived from the lineage's root already; what a linked run must inherit is not: until
+        # it is, starting one could do again what its ancestor did, so it is refused.
+        return ["a run that follows another one cannot be started yet: its predecessor's effects would not be known"]
+    return goal_faults(command.goal)
 
 
 def another_in_force(run: RunState, command: Any) -> bool:
@@ -198,7 +206,7 @@ def _answer_again(run: RunState, c: Any) -> dict[str, Any]:
 
 
 def _goal_faults(run: RunState, c: cmd.Start) -> dict[str, Any]:
-    return {"faults": goal_faults(c.goal)}
+    return {"faults": _start_faults(c)}
 
 
 def _revision_faults(run: RunState, c: cmd.Revise) -> dict[str, Any]:
