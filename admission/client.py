@@ -118,15 +118,27 @@ class GateClient:
         await self._http.aclose()
 
     async def effect(
-        self, service: str, action: str, arguments: Mapping[str, Any], *, task: str, occurrence: int = 1
+        self,
+        service: str,
+        action: str,
+        arguments: Mapping[str, Any],
+        *,
+        task: str,
+        occurrence: int = 1,
+        about: str = "",
     ) -> EffectReply:
         """Ask for one effect and wait for its verdict. `task` is the A2A task that claimed the child.
+
+        `about` is the attempt that an earlier answer left open: if the service turns out to have refused it, the
+        answer is that refusal, and not another attempt.
 
         Raises GateProblem (GrantRefused, UnknownOperation, ArgumentsRefused), GateUnavailable.
         """
         body = {
             "task": task, "service": service, "action": action, "arguments": dict(arguments), "occurrence": occurrence,
         }  # fmt: skip
+        if about:
+            body["about"] = about
         got = await self._call("POST", "/v1/effects", body=body, timeout_s=self._effect_deadline_s)
         blocks = got.get("blocks")
         return EffectReply(

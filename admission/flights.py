@@ -77,13 +77,17 @@ class FlightFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An effect that a worker asks for, named, frozen, and with the service that would do it."""
+    """An effect that a worker asks for, named, frozen, and with the service that would do it.
+
+    `about` is the attempt that an earlier answer left open, if the worker asks again because of that.
+    """
 
     run: str
     admit: Admit
     service: Service
     operation: Operation
     prepared: Prepared
+    about: str = ""
 
 
 @dataclass(slots=True)
@@ -212,6 +216,9 @@ class Flights:
         waiter.settle(error=GateShut("this gateway was stopped before the outcome was known"))
 
     async def _flight(self, wanted: Wanted, waiter: _Waiter) -> EffectAnswer:
+        told = await self._refused_meanwhile(wanted) if wanted.about else None
+        if told is not None:
+            return told
         decision = await self._admission(wanted)
         waits = not decision.accepted and decision.verdict in (Verdict.IN_FLIGHT, Verdict.IN_DOUBT)
         if waits and await self._disavow(wanted.run, wanted.prepared.slot, own_flights=1):
@@ -222,6 +229,22 @@ class Flights:
         detail = decision.detail
         permit = _Permit(str(detail["attempt"]), 1, str(detail["key"]), granted.not_after, int(detail["in_force"]))
         return await self._tries(wanted, permit, waiter)
+
+    async def _refused_meanwhile(self, wanted: Wanted) -> EffectAnswer | None:
+        """The refusal that an attempt turned out to have met after its worker was told to ask again.
+
+        Without it the slot, free again, would be filled by another attempt each time that the worker asks.
+        """
+        state = await self._desk.current(wanted.run)
+        row, admit = state.attempts.get(wanted.about), wanted.admit
+        if row is None or (row.slot, row.child, row.revision) != (admit.slot, admit.child, admit.revision):
+            return None
+        child = state.children.get(row.child)
+        if child is None or not state.is_current(child) or state.slots.get(row.slot) is not None:
+            return None
+        if row.state is not AttemptState.FAILED or row.basis is not Basis.SERVICE_REFUSED or row.contradicted:
+            return None
+        return answer_of(row, Verdict.FAILED, in_force=state.head, detail=row.why)
 
     async def _admission(self, wanted: Wanted) -> Decision:
         prepared = wanted.prepared

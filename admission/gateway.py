@@ -127,7 +127,7 @@ class Gateway:
         """POST /v1/effects."""
         grant = self._grant(request)
         body = await _body(request)
-        _only(body, {"task", "service", "action", "arguments", "occurrence"})
+        _only(body, {"task", "service", "action", "arguments", "occurrence", "about"})
         wanted = self._wanted(grant, body)
         answer = await self.flights.ask(wanted)
         fields = asdict(answer)
@@ -160,7 +160,8 @@ class Gateway:
             contract=operation.facts, gateway=self.flights.gateway, occurrence=occurrence,
             conflict_key=prepared.conflict_key, refusal=operation.refusal,
         )  # fmt: skip
-        return Wanted(grant.run, admit, service, operation, prepared)
+        about = _text(body, "about") if body.get("about") else ""
+        return Wanted(grant.run, admit, service, operation, prepared, about)
 
     async def claims(self, request: Request) -> Response:
         """POST /v1/claims."""

@@ -76,9 +76,8 @@ def start(
     if not wait:
         session.screen.show(answer, lambda: [literal(name, "bold")])
         session.screen.result(change_line(answer, name))
-        session.screen.say(
-            f"look at it: `regate run show {name}{session.flags}`; change it: `regate run redirect {name}{session.flags} …`"
-        )
+        same = f"{name}{session.flags}"
+        session.screen.say(f"look at it: `regate run show {same}`; change it: `regate run redirect {same} …`")
         return
     session.screen.say(f"run {name}: {change_line(answer, name)}")
     end = session.wait(name, _outcome(), waiting_words)

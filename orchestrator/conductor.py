@@ -21,7 +21,7 @@ from admission import agenda as ag
 from admission import commands as cmd
 from admission.agenda import Action, agenda
 from admission.state import RunState
-from admission.storage import Store, StoreFenced, StoreUnavailable
+from admission.storage import Store, StoreBehind, StoreFenced, StoreUnavailable
 from admission.vocabulary import partition_of
 from orchestrator.acts import Acts
 from orchestrator.courier import Courier
@@ -36,6 +36,8 @@ TICK_S = 0.05
 SWEEP_S = 1.0
 #: Wait before a run is tended again after the store could not be reached (seconds).
 STORE_RETRY_S = 0.5
+#: Wait before a run is tended again after an error of our own (seconds).
+FAULT_RETRY_S = 2.0
 #: Commits that one tending may make before others get their turn.
 COMMITS_MAX = 64
 
@@ -72,6 +74,7 @@ class Conductor:
         self._tending: dict[str, bool] = {}
         self._busy: set[tuple[str, Action]] = set()
         self._timers: list[tuple[int, str]] = []
+        self._due: dict[str, int] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
         self._acts = Acts(
             desk=desk, store=store, courier=courier, gateway_url=gateway_url, agents=agents,
@@ -125,7 +128,10 @@ class Conductor:
     async def _tick(self) -> None:
         now = self._desk.now_ms()
         while self._timers and self._timers[0][0] <= now:
-            self._wake(heapq.heappop(self._timers)[1])
+            due, run = heapq.heappop(self._timers)
+            if self._due.get(run) == due:  # an entry that a later agenda replaced rings no bell
+                del self._due[run]
+                self._wake(run)
 
     async def _listen(self) -> None:
         everything = range(self._store.partitions)
@@ -162,6 +168,13 @@ class Conductor:
                     log.warning("run %s: store unavailable: %s", run, error)
                     await anyio.sleep(STORE_RETRY_S)
                     self._tending[run] = True
+                except StoreBehind:
+                    raise
+                except Exception:
+                    # A bug that one run shows must not stop the others; it is looked at again, and it is in the log.
+                    log.exception("run %s: could not be tended", run)
+                    await anyio.sleep(FAULT_RETRY_S)
+                    self._tending[run] = True
                 again = self._tending[run]
         finally:
             del self._tending[run]
@@ -180,13 +193,19 @@ class Conductor:
                 if not isinstance(action, ag.Commit) and self._claim(run, action):
                     assert self._tasks is not None
                     self._tasks.start_soon(self._perform, run, action, epoch)
-            if plan.due_ms is not None:
-                heapq.heappush(self._timers, (plan.due_ms, run))
+            self._remember(run, plan.due_ms)
             if not commits:
                 return
             for action in commits:
                 await self._desk.submit(run, action.command, fence=epoch)
         self._tending[run] = True
+
+    def _remember(self, run: str, due_ms: int | None) -> None:
+        if due_ms is None:
+            self._due.pop(run, None)
+        elif self._due.get(run) != due_ms:
+            self._due[run] = due_ms
+            heapq.heappush(self._timers, (due_ms, run))
 
     def _claim(self, run: str, action: Action) -> bool:
         name = (run, action)
@@ -204,6 +223,11 @@ class Conductor:
         except StoreUnavailable as error:
             log.warning("run %s, %s: store unavailable: %s", run, action, error)
             await anyio.sleep(STORE_RETRY_S)
+        except StoreBehind:
+            raise
+        except Exception:
+            log.exception("run %s: %s failed", run, action)
+            await anyio.sleep(FAULT_RETRY_S)
         finally:
             self._busy.discard((run, action))
         self._wake(run)

@@ -167,7 +167,7 @@ def parse_goal(text: str, file: str, kind: type[P]) -> P:
     except ValidationError as error:
         raise GoalError("\n".join(_lines(file, marked, error))) from None
     try:  # whatever the arguments hold must survive the way to the log
-        read_object(json.dumps(goal.model_dump(mode="json")).encode())
+        read_object(json.dumps(goal.model_dump()).encode())
     except (ForeignJsonError, TypeError, ValueError) as error:
         raise GoalError(f"{file}:1: an argument cannot be written as JSON: {error}") from None
     return goal

@@ -7,6 +7,7 @@ texts that they were written as, aliases and doubled keys are refused: what is r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,13 +25,20 @@ class Unreadable(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """As SafeLoader, without dates: JSON has none, and a goal travels as JSON."""
+    """As SafeLoader, with the plain values of JSON: `no`, `on`, 2026-11-30 and 04012 are texts, as they look."""
 
 
+_PLAIN = {
+    "tag:yaml.org,2002:bool": re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"),
+    "tag:yaml.org,2002:int": re.compile(r"^[-+]?(?:0|[1-9][0-9]*)$"),
+}
+_LEFT_OUT = ("tag:yaml.org,2002:timestamp", *_PLAIN)
 _Loader.yaml_implicit_resolvers = {
-    sign: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+    sign: [(tag, pattern) for tag, pattern in found if tag not in _LEFT_OUT]
     for sign, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _PLAIN["tag:yaml.org,2002:bool"], list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _PLAIN["tag:yaml.org,2002:int"], list("-+0123456789"))
 
 
 class Marked:

@@ -160,10 +160,13 @@ class Hands:
         """
         busy, doubt = pauses(*BUSY_PAUSE_S), pauses(*DOUBT_PAUSE_S)
         held, unavailable = pauses(*HELD_PAUSE_S), pauses(*UNAVAILABLE_PAUSE_S)
+        about = ""
         while True:
             await self.clear()
             try:
-                answer = await self._gate.effect(service, action, arguments, task=self._task, occurrence=occurrence)
+                answer = await self._gate.effect(
+                    service, action, arguments, task=self._task, occurrence=occurrence, about=about
+                )
             except GateUnavailable:
                 await self._standing.changed(next(unavailable))
                 continue
@@ -175,6 +178,7 @@ class Hands:
                     self.close(WorkEnded(f"the gateway refuses this child's grant: {problem}"))
                     self._check()
                 return Outcome(service, action, arguments, Verdict.REFUSED, str(problem))
+            about = answer.attempt if answer.verdict in (Verdict.IN_FLIGHT, Verdict.IN_DOUBT) else ""
             match answer.verdict:
                 case Verdict.SUPERSEDED | Verdict.NOT_CURRENT:
                     self.close(Superseded(answer.revision_in_force))

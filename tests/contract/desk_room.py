@@ -206,11 +206,14 @@ def desk_on(store: Any, **settings: Any) -> NamesDesk:
 
 @dataclass
 class Watched:
-    """A store that writes down each commit, and holds the replies back while `open` is not set."""
+    """A store that writes down each commit, and holds the replies back from `close` until `open` is set."""
 
     store: Any
     commits: list[Commit] = field(default_factory=list)
     open: anyio.Event = field(default_factory=anyio.Event)
+
+    def __post_init__(self) -> None:
+        self.open.set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)

@@ -50,9 +50,7 @@ async def by_another(store: Any, *events: Any, control: int = 0, run: str = RUN)
 @pytest.fixture
 def watched(memory_store: MemoryStore) -> Watched:
     """A store whose replies can be held back; they are not, at first."""
-    found = Watched(memory_store)
-    found.open.set()
-    return found
+    return Watched(memory_store)
 
 
 # --- groups
@@ -597,7 +595,6 @@ async def test_snapshots_write_each_settled_row_about_once(memory_store: MemoryS
             await self.store.put_snapshot(run, fold_version, data)
 
     weighing = Weighing(store)
-    weighing.open.set()
     async with desk_on(weighing) as desk, anyio.create_task_group() as tasks:
 
         async def claim(who: int) -> None:

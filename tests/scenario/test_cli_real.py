@@ -123,7 +123,7 @@ def test_a_run_is_started_held_redirected_and_stopped(dev: Dev) -> None:
     change = dev.file("change.json", {"plan": {"slow": {"agent": "plan", "actions": cancelling("#S40100", "#S40230")}}})
     stale = dev.call("run", "redirect", run[:6], "-f", change, "--expected-revision", "7", "-o", "json")
     assert (stale.returncode, stale.stdout) == (3, "")
-    assert "revision 1 is in force" in stale.stderr
+    assert "in force: revision 1" in stale.stderr
 
     resumed = dev.call("run", "resume", run[:6], "--reason", "go on")
     assert "now running, from paused" in resumed.stdout

@@ -31,6 +31,18 @@ PURE = (
     "admission/contract*.py",
     "admission/wire.py",
     "admission/keys.py",
+    "admission/values.py",  # what events are made of
+    "admission/run_state.py",
+    "admission/fold_*.py",
+    "admission/live.py",
+    "admission/standing.py",
+    "admission/table.py",
+    "admission/goal_rules.py",
+    "admission/agenda.py",
+    "admission/storage.py",  # a Protocol and its words
+    "admission/machine.py",
+    "admission/run_machine.py",
+    "orchestrator/plan.py",
     "orchestrator/reconcile.py",
     "orchestrator/views.py",
     "admission/__init__.py",  # loaded with any of the above

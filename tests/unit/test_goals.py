@@ -28,7 +28,7 @@ plan:
     actions:
       - service: shop
         action: move
-        arguments: {order: "#1", on: 2026-11-30, boxes: 2}
+        arguments: {order: "#1", on: 2026-11-30, boxes: 2, zip: 04012, again: no, at: 12:30}
         occurrence: 2
   a/b:
     agent: plan
@@ -50,8 +50,9 @@ def test_a_whole_goal_becomes_what_the_rules_take() -> None:
     assert [r.id for r in goal.requirements] == ["address"]
     assert list(goal.plan) == ["address", "a/b"]
     action = goal.plan["address"].actions[0]
-    # A date stays the text that it was written as: JSON has no dates.
-    assert action.arguments == {"order": "#1", "on": "2026-11-30", "boxes": 2}
+    # What YAML of old would turn into a date, an octal number, false and minutes stays as it was written.
+    kept = {"on": "2026-11-30", "zip": "04012", "again": "no", "at": "12:30"}
+    assert action.arguments == {"order": "#1", "boxes": 2, **kept}
     assert action.occurrence == 2
     assert goal.plan["a/b"].needs == ("address:label",)
     assert goal.budget_effects == 3

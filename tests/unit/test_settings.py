@@ -70,7 +70,11 @@ def test_an_empty_file_means_everything_on_this_machine() -> None:
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        ('[store]\ndata_dir = "d"\nvolatile = true\n', "regate.toml:3:", "unknown key `volatile` in [store]; known: data_dir"),
+        (
+            '[store]\ndata_dir = "d"\nvolatile = true\n',
+            "regate.toml:3:",
+            "unknown key `volatile` in [store]; known: data_dir",
+        ),
         ("\n\n[stor]\n", "regate.toml:3:", "unknown table [stor]; known: [store], [gateway]"),
         ('[store]\ndata_dir = "d\n', "regate.toml:2:", "not TOML"),
         ('[store]\nurl = "http://x"\n', "regate.toml:2:", "store.url"),
