@@ -24,6 +24,7 @@ from orchestrator.cli_session import (
     RunArgument,
     Session,
     as_object,
+    run_named,
     with_api,
 )
 from orchestrator.cli_tables import (
@@ -72,7 +73,7 @@ def start(
         body["follows"] = session.run_id(follows, False)
     answer = as_object(session.api.change("/v1/runs", body, request_id=request_id or new_request_id()))
     view = as_object(answer.get("run"))
-    name = str(view["run"])
+    name = run_named(view)
     if not wait:
         session.screen.show(answer, lambda: [literal(name, "bold")])
         session.screen.result(change_line(answer, name))

@@ -6,7 +6,6 @@ commands on one directory from starting two of them. Does not know what the comm
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -24,6 +23,9 @@ import anyio
 from admission.data_directory import MARKER
 from orchestrator.cli_client import Endpoint, Where, is_alive, read_endpoint, unavailable
 from orchestrator.cli_output import CommandFailed, Exit
+
+if sys.platform != "win32":  # where no embedded store runs either, so that only distant servers are commanded
+    import fcntl
 
 SETTINGS_FILE = "regate.toml"
 #: Held shared by every process that uses the directory's store.

@@ -74,7 +74,7 @@ class Session:
             raise CommandFailed(Exit.USAGE, "which run? Give its id, a unique beginning of it, or --last")
         if given and _WHOLE_RUN_ID.fullmatch(given):
             return given
-        return str(as_object(self.api.get(f"/v1/runs/{part(given or LAST)}/effects", limit=1))["run"])
+        return run_named(self.api.get(f"/v1/runs/{part(given or LAST)}/effects", limit=1))
 
     def effect_id(self, given: str, run: str | None, last: bool) -> str:
         """The id of the effect that is meant: whole, RUN-e3 with RUN's beginning, or e3 of a named run."""
@@ -123,6 +123,14 @@ def as_object(answer: Any) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise CommandFailed(Exit.FAILED, "the API answered something unexpected: is it of another version?")
     return answer
+
+
+def run_named(answer: Any) -> str:
+    """The run's id in an answer that holds one. Raises CommandFailed."""
+    found = as_object(answer).get("run")
+    if not isinstance(found, str):
+        raise CommandFailed(Exit.FAILED, "the API answered without naming a run: is it of another version?")
+    return found
 
 
 @contextmanager
