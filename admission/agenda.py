@@ -26,6 +26,7 @@ from admission.standing import (
     is_live,
     phase,
     seen_to_end,
+    waiting_scopes_since,
 )
 from admission.state import RunState
 from admission.storage import Index
@@ -156,9 +157,10 @@ def agenda(run: RunState, now: int, *, epoch: int = 0) -> Agenda:
         for attempt_id in run.open_attempts:
             if _due_to_ask(run, run.attempts[attempt_id], times):
                 actions.append(Ask(attempt_id))
-        if _may_finish(run, epoch):
+        now_in = phase(run)
+        if _may_finish(run, now_in, epoch):
             actions.append(Commit(cmd.Finish(by="conductor", epoch=epoch)))
-        elif phase(run) is RunPhase.CANCELLING:
+        elif now_in is RunPhase.CANCELLING:
             _note_cancel_deadline(run, times)
     return Agenda(tuple(actions), times.due)
 
@@ -274,9 +276,9 @@ def _ask_again_at(attempt: Attempt) -> int:
     return attempt.asked_at + min(ASK_AGAIN_MS << min(attempt.asked - 1, 10), ASK_AGAIN_MAX_MS)
 
 
-def _may_finish(run: RunState, epoch: int) -> bool:
+def _may_finish(run: RunState, now_in: RunPhase, epoch: int) -> bool:
     finish = cmd.Finish(epoch=epoch)
-    match phase(run):
+    match now_in:
         case RunPhase.RUNNING | RunPhase.BLOCKED:
             return all_done(run, finish) or given_up(run, finish)
         case RunPhase.CANCELLING:
@@ -291,8 +293,64 @@ def _note_cancel_deadline(run: RunState, times: _Times) -> None:
     times.reached(max((gate.closed_at for gate in run.gates.values()), default=0) + CANCEL_DEADLINE_MS + 1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Still:
+    """What of a run's index no effect can change while the run keeps its shape.
+
+    `steady`: only attempts have times, and the run cannot end; otherwise everything is worked out each time. `acts`:
+    something but an attempt is due at once.
+    """
+
+    shape: int
+    steady: bool
+    acts: bool = False
+    attention_ms: int | None = None
+
+
+def _still(run: RunState) -> _Still:
+    if (
+        run.head == 0
+        or run.finished
+        or run.cancelled
+        or run.alarms
+        or any(gate.state not in (GateState.OPEN, GateState.HELD) for gate in run.gates.values())
+        or any(
+            child.state is ChildState.LAUNCHING or child.stop_wanted
+            for child in run.children.values()
+            if not child.settled
+        )
+        or all(run.scope_done(scope) or exhausted(run, scope) for scope in run.gates)
+    ):
+        return _Still(run.shape, steady=False)
+    # No gate is closed, so nothing below looks at attempts.
+    times = _Times(run.time)
+    due = [*_gates(run, 0), *(action for child in run.children.values() for action in _child(run, child, times))]
+    acts = any(not isinstance(action, Observe) for action in due)
+    return _Still(run.shape, steady=True, acts=acts, attention_ms=waiting_scopes_since(run))
+
+
 def index_of(run: RunState) -> Index:
-    """The run's entries in its partition's indexes; a function of the state alone, so they can be rebuilt."""
+    """The run's entries in its partition's indexes; a function of the state alone, so they can be rebuilt.
+
+    Every commit asks for them. Most runs are steady, and then only their open attempts have to be looked at.
+    """
+    still: _Still | None = run.still
+    if still is None or still.shape != run.shape:
+        still = run.still = _still(run)
+    if not still.steady:
+        return index_in_full(run)
+    run.clock = run.time
+    times, acts = _Times(run.time), still.acts
+    for attempt_id in run.open_attempts:
+        attempt = run.attempts[attempt_id]
+        if attempt.state is AttemptState.UNKNOWN:
+            return index_in_full(run)
+        acts = _due_to_ask(run, attempt, times) or acts
+    return Index(live=True, attention_ms=still.attention_ms, due_ms=run.time if acts else times.due)
+
+
+def index_in_full(run: RunState) -> Index:
+    """The same, from everything there is: what index_of must always agree with."""
     live = is_live(run)
     if not live:
         return Index(live=False, attention_ms=attention_since(run), due_ms=None)

@@ -24,6 +24,7 @@ import httpx
 
 from admission.contracts import FINAL_STATUSES, Operation, Request
 from admission.foreign_json import ForeignJsonError, read_object
+from admission.points import point
 from admission.services import CredentialError, Service
 from admission.vocabulary import Basis, Method, TryOutcome
 
@@ -126,10 +127,12 @@ class Dispatcher:
         if part.not_after is not None and not_after_ms:
             headers[part.not_after.header] = str(not_after_ms)
         wire = _Wire()
+        point("dispatch.send.before")
         await self._exchange(
             wire, service, request.method, request.path, headers, body=request.body, timeout_ms=part.timeout_ms,
             reuse=operation.facts.dedupes,
         )  # fmt: skip
+        point("dispatch.send.after")
         return _named(wire, operation)
 
     async def ask(
@@ -143,7 +146,9 @@ class Dispatcher:
         path = operation.ask_path(where.path, key=key, target=target)
         verb = "GET" if method is Method.LOOKUP else "POST"
         wire = _Wire()
+        point("dispatch.ask.before")
         await self._exchange(wire, service, verb, path, {}, body=b"", timeout_ms=part.timeout_ms, reuse=True)
+        point("dispatch.ask.after")
         return _found(wire, body_sha256)
 
     async def _exchange(

@@ -28,6 +28,7 @@ from admission.commands import Admit, Command, GrantTry, RecordTry
 from admission.contracts import Operation, Prepared
 from admission.dispatch import Dispatcher, TryResult
 from admission.events import EffectRefused, TryGranted
+from admission.points import point
 from admission.services import Service
 from admission.state import RunState
 from admission.storage import StoreBehind, StoreUnavailable
@@ -296,6 +297,7 @@ class Flights:
             status=result.status, observed=result.observed, detail=result.detail, retry_at=retry_at,
         )  # fmt: skip
         pause_s = STORE_BACKOFF_FIRST_S
+        point("flight.record.before")
         while True:
             try:
                 await self._desk.submit(wanted.run, command)
@@ -305,6 +307,7 @@ class Flights:
                 waiter.settle(self._in_doubt(wanted, permit, words))
                 await anyio.sleep(pause_s)
                 pause_s = min(pause_s * 2, STORE_BACKOFF_MAX_S)
+        point("flight.record.after")
         self._unrecorded.discard((permit.attempt, permit.n))
 
     # -- permits that were never used ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ RECORD_MARGIN_MS = 500
 
 
 def _contract_noted(run: RunState, n: int, e: ev.ContractNoted) -> None:
-    run.put(run.contracts, e.ref, e.facts)
+    run.book(run.contracts, e.ref, e.facts)
 
 
 def _effect_admitted(run: RunState, n: int, e: ev.EffectAdmitted) -> None:
@@ -26,11 +26,11 @@ def _effect_admitted(run: RunState, n: int, e: ev.EffectAdmitted) -> None:
         contract=e.contract, input_ref=e.input_ref, cost=e.cost, state=AttemptState.ADMITTED, position=n, at=e.at,
         conflict_key=e.conflict_key,
     )  # fmt: skip
-    run.put(run.attempts, e.attempt, attempt)
-    run.put(run.open_attempts, e.attempt, None)
-    run.put(run.slots, e.slot, e.attempt)
-    if e.conflict_key:
-        run.put(run.conflicts, e.conflict_key, e.slot)
+    run.book(run.attempts, e.attempt, attempt)
+    run.book(run.open_attempts, e.attempt, None)
+    run.book(run.slots, e.slot, e.attempt)
+    if e.conflict_key and e.conflict_key not in run.conflicts:
+        run.book(run.conflicts, e.conflict_key, e.slot)
     run.set("reserved", run.reserved + e.cost)
 
 
@@ -41,7 +41,7 @@ def _try_granted(run: RunState, n: int, e: ev.TryGranted) -> None:
     row = replace(
         attempt, state=AttemptState.SENDING, tries=tries, not_after=attempt.not_after or e.not_after, reconcile_at=due
     )
-    run.put(run.attempts, attempt.id, row)
+    run.book(run.attempts, attempt.id, row)
 
 
 def _try_recorded(run: RunState, n: int, e: ev.TryRecorded) -> None:
@@ -55,7 +55,7 @@ def _try_recorded(run: RunState, n: int, e: ev.TryRecorded) -> None:
     row = replace(attempt, tries=tuple(done if t.n == e.n else t for t in attempt.tries))
     closed = all(t.outcome is TryOutcome.NOT_EXECUTED for t in row.tries)
     if not attempt.open:
-        run.put(run.attempts, attempt.id, row)
+        run.book(run.attempts, attempt.id, row)
         if e.outcome is TryOutcome.OK and attempt.state is not AttemptState.SUCCEEDED:
             _contradict(run, row, n, e.at, "then the service said it was done")
         elif closed and attempt.state is AttemptState.SUCCEEDED and before.outcome is not e.outcome:
@@ -69,18 +69,18 @@ def _try_recorded(run: RunState, n: int, e: ev.TryRecorded) -> None:
     elif before.outcome is not e.outcome:
         due = e.retry_at + RECORD_MARGIN_MS if e.retry_at else e.at
         observed = e.observed or row.observed
-        run.put(run.attempts, attempt.id, replace(row, reconcile_at=due, why=e.detail, observed=observed))
+        run.book(run.attempts, attempt.id, replace(row, reconcile_at=due, why=e.detail, observed=observed))
 
 
 def _contradict(run: RunState, attempt: Attempt, n: int, at: int, words: str) -> None:
     """Evidence against a settled outcome: that stays, flagged, and its slot is blocked until a person decides."""
     alarm = Alarm(attempt=attempt.id, detail=f"recorded as {attempt.state.value}, {words}", at=at, position=n)
     run.put(run.alarms, f"{attempt.id}:{n}", alarm)
-    run.put(run.attempts, attempt.id, replace(attempt, contradicted=True))
+    run.book(run.attempts, attempt.id, replace(attempt, contradicted=True))
     if attempt.slot not in run.slots:
-        run.put(run.slots, attempt.slot, attempt.id)
+        run.book(run.slots, attempt.slot, attempt.id)
     if attempt.conflict_key and attempt.conflict_key not in run.conflicts:
-        run.put(run.conflicts, attempt.conflict_key, attempt.slot)
+        run.book(run.conflicts, attempt.conflict_key, attempt.slot)
 
 
 def _effect_refused(run: RunState, n: int, e: ev.EffectRefused) -> None:
@@ -89,7 +89,7 @@ def _effect_refused(run: RunState, n: int, e: ev.EffectRefused) -> None:
         operation=e.operation, target=e.target, input_ref=e.input_ref, reason=e.reason.value, detail=e.detail, at=e.at,
         position=n,
     )  # fmt: skip
-    run.put(run.refusals, refusal_key(e.child, e.slot, e.reason.value), refusal)
+    run.book(run.refusals, refusal_key(e.child, e.slot, e.reason.value), refusal)
 
 
 def _reconcile_started(run: RunState, n: int, e: ev.ReconcileStarted) -> None:
@@ -98,7 +98,7 @@ def _reconcile_started(run: RunState, n: int, e: ev.ReconcileStarted) -> None:
         attempt, asked=e.n, asked_method=e.method, asked_position=n, asked_covers=e.covers, asked_at=e.at,
         voiding=attempt.voiding or e.method is Method.VOID,
     )  # fmt: skip
-    run.put(run.attempts, attempt.id, row)
+    run.book(run.attempts, attempt.id, row)
 
 
 def _want_again(run: RunState, attempt: Attempt) -> None:
@@ -128,7 +128,7 @@ def _effect_classified(run: RunState, n: int, e: ev.EffectClassified) -> None:
             _want_again(run, attempt)
     else:
         row = replace(attempt, state=AttemptState.UNKNOWN, unknown_at=e.at, why=e.detail, basis=e.basis)
-        run.put(run.attempts, attempt.id, row)
+        run.book(run.attempts, attempt.id, row)
 
 
 def _effect_resolved(run: RunState, n: int, e: ev.EffectResolved) -> None:
@@ -154,11 +154,14 @@ def _decide_contradiction(run: RunState, attempt: Attempt, n: int, e: ev.EffectR
     row = replace(
         attempt, contradicted=False, state=state, basis=Basis.OPERATOR, resolved_by=e.by, why=e.reason, settled=n
     )
-    run.put(run.attempts, attempt.id, row)
+    run.book(run.attempts, attempt.id, row)
     run.set("spent", run.spent + attempt.cost * (int(e.happened) - int(was_done)))
-    if not e.happened and run.slots.get(attempt.slot) == attempt.id:
-        run.drop(run.slots, attempt.slot)
-        run.put(run.generations, attempt.slot, attempt.generation + 1)
+    run.retarget(row)
+    if e.happened and run.generations.get(attempt.slot) == attempt.generation + 1:
+        run.unbook(run.generations, attempt.slot)
+    if not e.happened:
+        run.release(row)
+        run.book(run.generations, attempt.slot, max(run.generations.get(attempt.slot, 1), attempt.generation + 1))
 
 
 #: Which function folds which event.

@@ -13,6 +13,8 @@ from admission.records import Alarm, Attempt, Child, Gate, Handled, Refusal, Res
 from admission.state import RunState
 from admission.vocabulary import AttemptState
 
+_FAILED, _REVOKED, _SUCCEEDED = AttemptState.FAILED, AttemptState.REVOKED, AttemptState.SUCCEEDED
+
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
     """Everything of a state but its attempts and what is derived from them."""
@@ -57,26 +59,25 @@ def restore(live: Live, attempts: Iterable[Attempt]) -> RunState:
     for name in Live.__struct_fields__:
         value = getattr(live, name)
         setattr(run, name, dict(value) if isinstance(value, dict) else value)
-    last: dict[str, tuple[int, str]] = {}
-    for row in attempts:
-        run.attempts[row.id] = row
-        if row.state is AttemptState.FAILED:
-            run.generations[row.slot] = row.generation + 1
-        if row.contradicted and row.slot not in run.slots:
-            run.slots[row.slot] = row.id
-            if row.conflict_key:
-                run.conflicts.setdefault(row.conflict_key, row.slot)
-        if row.state is AttemptState.FAILED:
+    by_id, slots, conflicts, targets = run.attempts, run.slots, run.conflicts, run.targets
+    for row in attempts:  # tens of thousands of them, so what is looked up for each is looked up once
+        state, row_id, slot = row.state, row.id, row.slot
+        by_id[row_id] = row
+        if row.contradicted and slot not in slots:
+            slots[slot] = row_id
+        if state is _FAILED:
+            run.generations[slot] = row.generation + 1
             continue
-        if row.state is not AttemptState.REVOKED:
-            run.slots[row.slot] = row.id
-            if row.conflict_key:
-                run.conflicts[row.conflict_key] = row.slot
-            if row.state is AttemptState.SUCCEEDED:
-                touched = f"{row.service}:{row.target}"
-                if last.get(touched, (-1, ""))[0] < row.settled:
-                    last[touched] = (row.settled, row.id)
-            else:
-                run.open_attempts[row.id] = None
-    run.targets.update({touched: row_id for touched, (_, row_id) in last.items()})
+        if state is _REVOKED:
+            continue
+        slots[slot] = row_id
+        if row.conflict_key:
+            conflicts[row.conflict_key] = slot
+        if state is _SUCCEEDED:
+            touched = f"{row.service}:{row.target}"
+            before = targets.get(touched)
+            if before is None or by_id[before].settled < row.settled:
+                targets[touched] = row_id
+        else:
+            run.open_attempts[row_id] = None
     return run

@@ -4,6 +4,7 @@ The append of EffectAdmitted is the moment at which an effect is allowed. A slot
 it, or an effect stands in it, the same intent is not admitted again, whichever child, worker or revision asks.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -16,6 +17,10 @@ from admission.table import Machine, Row
 from admission.vocabulary import AttemptState, GateState, Verdict, canonical, digest, idempotency_key, scope_prefixes
 
 FREE, TAKEN, DONE = "free", "taken", "done"
+
+# Pure functions of a few strings, asked again for each effect and again after each conflict.
+_prefixes = lru_cache(maxsize=4_096)(scope_prefixes)
+_key = lru_cache(maxsize=4_096)(idempotency_key)
 
 
 def refused_by_contract(run: RunState, command: cmd.Admit) -> bool:
@@ -30,14 +35,14 @@ def superseded(run: RunState, command: cmd.Admit) -> bool:
         return True
     return any(
         run.gates[s].state in (GateState.CLOSED, GateState.SEALED)
-        for s in scope_prefixes(command.scope)
+        for s in _prefixes(command.scope)
         if s in run.gates
     )
 
 
 def held(run: RunState, command: cmd.Admit) -> bool:
     """A gate on the way is held."""
-    return any(run.gates[s].holds for s in scope_prefixes(command.scope) if s in run.gates)
+    return any(run.gates[s].holds for s in _prefixes(command.scope) if s in run.gates)
 
 
 def not_the_current_child(run: RunState, command: cmd.Admit) -> bool:
@@ -104,6 +109,7 @@ def budget_reached(run: RunState, command: cmd.Admit) -> bool:
     return limit is not None and run.spent + run.reserved + command.contract.cost > limit
 
 
+@lru_cache(maxsize=1_024)
 def contract_ref(facts: ev.ContractFacts) -> str:
     """Under which name a run keeps a contract's facts."""
     content = digest(canonical(msgspec.to_builtins(facts)))
@@ -119,7 +125,7 @@ def _admit(run: RunState, c: cmd.Admit, at: int) -> tuple[ev.Event, ...]:
     generation = run.generations.get(c.slot, 1)
     admitted = ev.EffectAdmitted(
         at=at, by=c.by, attempt=attempt, scope=c.scope, revision=c.revision, child=c.child, slot=c.slot,
-        generation=generation, key=idempotency_key(run.run_id, c.slot, generation), service=c.service,
+        generation=generation, key=_key(run.run_id, c.slot, generation), service=c.service,
         operation=c.operation, target=c.target, contract=ref, input_ref=c.input_ref, cost=c.contract.cost,
         conflict_key=c.conflict_key,
     )  # fmt: skip
@@ -132,7 +138,7 @@ def _admitted(run: RunState, c: cmd.Admit) -> dict[str, Any]:
     generation = run.generations.get(c.slot, 1)
     return {
         "attempt": f"{run.run_id}-e{len(run.attempts) + 1}",
-        "key": idempotency_key(run.run_id, c.slot, generation),
+        "key": _key(run.run_id, c.slot, generation),
         "not_after_max_age": c.contract.not_after_max_age_ms,
         "in_force": run.head,
     }

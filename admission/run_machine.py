@@ -4,6 +4,7 @@ Pure.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -47,7 +48,7 @@ def _decode_live(run_id: str, data: bytes, rows: dict[str, Any]) -> RunState:
     if snapshot.live.run_id != run_id:
         raise ValueError(f"a snapshot of run {snapshot.live.run_id} stands where that of {run_id} should be")
     rows.update((row.id, row) for row in snapshot.attempts)
-    return restore(snapshot.live, sorted(rows.values(), key=lambda row: row.no))
+    return restore(snapshot.live, sorted(rows.values(), key=attrgetter("no")))
 
 
 #: What a Desk has to be told to keep runs.

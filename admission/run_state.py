@@ -10,6 +10,8 @@ from admission.records import Alarm, Attempt, Child, Gate, Handled, Refusal, Res
 from admission.vocabulary import AttemptState, ChildState, root_of
 
 _ABSENT: Any = object()
+#: Plain fields that every effect moves. Setting them does not change a run's shape.
+_LEDGER_FIELDS = frozenset(("version", "time", "spent", "reserved"))
 
 
 class RunState:
@@ -19,12 +21,17 @@ class RunState:
         "_undo", "adopted", "alarms", "artifacts", "attempts", "cancelled", "checkpoint_hashes", "checkpoints",
         "children", "clock", "conflicts", "contracts", "control", "current", "finished", "follows", "gates",
         "generations", "head", "open_attempts", "principal", "refusals", "relaunches", "requests", "reserved",
-        "results", "revisions", "run_id", "slots", "spent", "started_at", "targets", "time", "updates", "version",
+        "results", "revisions", "run_id", "shape", "slots", "spent", "started_at", "still", "targets", "time", "updates",
+        "version",
     )  # fmt: skip
 
     def __init__(self, run_id: str) -> None:
         self._undo: list[tuple[Any, Any, Any]] | None = None
         self.run_id = run_id
+        #: Grows with every change but those that each effect makes (`book`): what was worked out from the rest still
+        #: holds while this number stands. `still` is such a result, kept by agenda.index_of.
+        self.shape = 0
+        self.still: Any = None
         self.version = 0
         self.control = 0
         self.time = 0
@@ -70,6 +77,7 @@ class RunState:
     def undo(self) -> None:
         """Take back everything since `begin`."""
         journal, self._undo = self._undo or [], None
+        self.shape += 1
         for where, key, old in reversed(journal):
             if where is None:
                 setattr(self, key, old)
@@ -84,12 +92,22 @@ class RunState:
 
     def put(self, where: dict[Any, Any], key: Any, value: Any) -> None:
         """Set an entry of one of this state's dicts."""
+        self.shape += 1
+        self.book(where, key, value)
+
+    def drop(self, where: dict[Any, Any], key: Any) -> None:
+        """Remove an entry, if it is there."""
+        self.shape += 1
+        self.unbook(where, key)
+
+    def book(self, where: dict[Any, Any], key: Any, value: Any) -> None:
+        """`put` for the ledger: attempts and what is derived from them, contracts, refusals."""
         if self._undo is not None:
             self._undo.append((where, key, where.get(key, _ABSENT)))
         where[key] = value
 
-    def drop(self, where: dict[Any, Any], key: Any) -> None:
-        """Remove an entry, if it is there."""
+    def unbook(self, where: dict[Any, Any], key: Any) -> None:
+        """`drop` for the ledger."""
         if key in where:
             if self._undo is not None:
                 self._undo.append((where, key, where[key]))
@@ -97,6 +115,8 @@ class RunState:
 
     def set(self, name: str, value: Any) -> None:
         """Set one of this state's plain fields."""
+        if name not in _LEDGER_FIELDS:
+            self.shape += 1
         if self._undo is not None:
             self._undo.append((None, name, getattr(self, name)))
         setattr(self, name, value)
@@ -161,19 +181,49 @@ class RunState:
             why=fields.pop("why", ""),
             **fields,
         )
-        self.put(self.attempts, row.id, row)
-        self.drop(self.open_attempts, row.id)
+        self.book(self.attempts, row.id, row)
+        self.unbook(self.open_attempts, row.id)
         self.set("reserved", self.reserved - row.cost)
         if state is AttemptState.SUCCEEDED:
             self.set("spent", self.spent + row.cost)
-            self.put(self.targets, f"{row.service}:{row.target}", row.id)
+            self.book(self.targets, f"{row.service}:{row.target}", row.id)
             return
-        self.drop(self.slots, row.slot)
-        if row.conflict_key and self.conflicts.get(row.conflict_key) == row.slot:
-            self.drop(self.conflicts, row.conflict_key)
+        self.release(row)
         if state is AttemptState.FAILED:
             # Only a conclusive "not executed" frees the next key: a revoked attempt was never sent under its key.
-            self.put(self.generations, row.slot, row.generation + 1)
+            self.book(self.generations, row.slot, row.generation + 1)
+
+    def release(self, attempt: Attempt) -> None:
+        """An intent did not happen: slot and conflict key are free, unless another attempt stands for them."""
+        if self.slots.get(attempt.slot) == attempt.id:
+            accused = (self.attempts[alarm.attempt] for alarm in self.alarms.values())
+            stands = next((a.id for a in accused if a.slot == attempt.slot and a.id != attempt.id), None)
+            if stands is None:
+                self.unbook(self.slots, attempt.slot)
+            else:
+                self.book(self.slots, attempt.slot, stands)
+        if attempt.conflict_key and self.conflicts.get(attempt.conflict_key) == attempt.slot:
+            others = (
+                a for a in self.attempts.values() if a.conflict_key == attempt.conflict_key and a.id != attempt.id
+            )
+            other = next((a.slot for a in others if a.stands), None)
+            if other is None:
+                self.unbook(self.conflicts, attempt.conflict_key)
+            else:
+                self.book(self.conflicts, attempt.conflict_key, other)
+
+    def retarget(self, attempt: Attempt) -> None:
+        """Find again the latest effect on the attempt's target, after its outcome was decided anew."""
+        touched = f"{attempt.service}:{attempt.target}"
+        effects = [
+            a
+            for a in self.attempts.values()
+            if a.state is AttemptState.SUCCEEDED and f"{a.service}:{a.target}" == touched
+        ]
+        if effects:
+            self.book(self.targets, touched, max(effects, key=lambda a: a.settled).id)
+        else:
+            self.unbook(self.targets, touched)
 
     def end_child(self, child: Child, state: ChildState, at: int, **fields: Any) -> None:
         """A child reached a state it never leaves; its mark goes with it."""

@@ -164,14 +164,22 @@ def attention_since(run: RunState) -> int | None:
     times += [alarm.at for alarm in run.alarms.values()]
     if not run.finished:
         times += [child.stop_at or child.ended_at or child.launched_at for child in stuck_children(run)]
-        for scope, gate in run.gates.items():
-            if run.cancelled or run.scope_done(scope):
-                continue
-            if gate.cur != gate.target:
-                times += [gate.closed_at] if budget_overdrawn(run) else []
-            elif exhausted(run, scope) or unmeetable_needs(run, scope):
-                child = run.children.get(run.current.get(scope, ""))
-                times.append(child.ended_at if child else run.started_at)
+        since = waiting_scopes_since(run)
+        times += [] if since is None else [since]
+    return min(times) if times else None
+
+
+def waiting_scopes_since(run: RunState) -> int | None:
+    """Since when a scope has been waiting for a person: too often tried, overdrawn, or in need of what never comes."""
+    times = []
+    for scope, gate in run.gates.items():
+        if run.cancelled or run.scope_done(scope):
+            continue
+        if gate.cur != gate.target:
+            times += [gate.closed_at] if budget_overdrawn(run) else []
+        elif exhausted(run, scope) or unmeetable_needs(run, scope):
+            child = run.children.get(run.current.get(scope, ""))
+            times.append(child.ended_at if child else run.started_at)
     return min(times) if times else None
 
 

@@ -32,6 +32,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 from admission import keys
 from admission.feed import Bell, follow
 from admission.lanes import Lanes, ReplyLost
+from admission.points import point
 from admission.replies import entries_of, reply_of, scored
 from admission.storage import (
     FEED_ENTRIES_MAX,
@@ -215,6 +216,7 @@ class RedisStore:
     async def commit(self, commit: Commit) -> Reply:
         checked(commit)
         give_up_s = self._monotonic() + self._commit_deadline_s
+        point("store.commit.before")
         resend, delay_s = commit.resend, RESEND_DELAY_S_MIN
         command = self._commit_command(commit, resend)
         while True:
@@ -222,6 +224,7 @@ class RedisStore:
             try:
                 reply = await self._commits.call(command)
                 if not isinstance(reply, ResponseError):
+                    point("store.commit.after")
                     return reply_of(reply, commit.known)
                 if isinstance(reply, NoScriptError):  # it was not executed: load, and ask as before
                     await self._ask("SCRIPT", "LOAD", _COMMIT.text)

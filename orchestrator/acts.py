@@ -15,6 +15,7 @@ from admission import agenda as ag
 from admission import commands as cmd
 from admission.agenda import Action
 from admission.events import ArtifactRef
+from admission.points import point
 from admission.records import Child
 from admission.standing import seen_to_end
 from admission.storage import Store
@@ -140,6 +141,7 @@ class Acts:
         expires = self._desk.now_ms() + GRANT_LIFETIME_MS
         grant = Grant(run=run, scope=child.scope, child=child.id, revision=child.revision, expires_ms=expires)
         before = state.children.get(child.follows)
+        point("act.launch.before")
         sent = await self._courier.launch(
             Launch(
                 agent=url, child=child.id, context=child.context, stamp=stamp_for(state, child),
@@ -147,6 +149,7 @@ class Acts:
                 brief=brief_for(state, child, contents), references=[before.task] if before and before.task else [],
             )
         )  # fmt: skip
+        point("act.launch.after")
         match sent:
             case Seen():
                 await self._bind(run, child_id, sent.task)
@@ -190,7 +193,9 @@ class Acts:
         url = self._url(child)
         if not answer.decision.accepted or url is None:
             return
+        point("act.cancel.before")
         ended = await self._courier.cancel(url, child.task)
+        point("act.cancel.after")
         match ended:
             case Seen():
                 await self._take(run, child_id, ended)
@@ -212,7 +217,9 @@ class Acts:
             url = self._url(child)
             if seen_to_end(child) or url is None or (child.settled and not child.stop_wanted):
                 break
+            point("act.look.before")
             seen = await self._courier.look(url, child.task)
+            point("act.look.after")
             if isinstance(seen, Seen):
                 heard_s = anyio.current_time()
                 if await self._take(run, child_id, seen):
@@ -279,6 +286,7 @@ class Acts:
         stamps = [a.stamp for a in seen.artifacts]
         stamp = stamps[0] if stamps and all(s == stamps[0] for s in stamps) else None
         refs = []
+        point("act.file.before")
         for artifact in seen.artifacts:
             data = canonical(artifact.parts)
             refs.append(
@@ -288,7 +296,9 @@ class Acts:
             by="courier", child=child_id, task=seen.task, stamp=stamp, artifacts=tuple(refs),
             summary=_summary(seen.artifacts),
         )  # fmt: skip
+        point("act.file.stored")
         await self._desk.submit(run, command)
+        point("act.file.after")
 
     # -- attempts -----------------------------------------------------------------------------------------------------
 
@@ -308,7 +318,9 @@ class Acts:
         if not answer.decision.accepted:
             return
         clock_before = self._clocks.get(attempt_id, 0)
+        point("act.ask.before")
         said = await self._door.ask(run, attempt_id, method)
+        point("act.ask.after")
         clock = said.get("clock_ms")
         if isinstance(clock, int):
             self._clocks[attempt_id] = clock

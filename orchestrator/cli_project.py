@@ -6,6 +6,7 @@ installation looks like is told by its API.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -53,12 +54,12 @@ def init(
             written.append(str(path))
     except OSError as error:
         raise CommandFailed(Exit.FAILED, f"{directory} cannot be written: {error.strerror}") from None
-    goal = directory / "goal.yaml"
     screen.show({"written": written}, lambda: ())
     screen.result(f"wrote {', '.join(written)}")
+    there_first = "" if directory.resolve() == Path.cwd() else f"`cd {shlex.quote(str(directory))}`, then "
     screen.say(
-        f"next: `regate check {directory}`; then `regate dev` starts everything on this machine, and "
-        f"`regate run start -f {goal}` starts a run"
+        f"next: {there_first}`regate check`; `regate dev` starts everything on this machine; in another terminal "
+        "`regate run start -f goal.yaml` starts a run, and `regate run redirect --last -f change.yaml` changes it"
     )
 
 

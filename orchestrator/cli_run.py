@@ -142,7 +142,8 @@ def redirect(
         goal, gone = _read(read_change_file, file) if file else ({}, [])
         _set_requirements(goal, requirement or [])
         if scope:
-            expected_revision = _set_scope(session, run_id, goal, scope, (text, agent), expected_revision)
+            read_at = _set_scope(session.view(run_id), goal, scope, text=text, agent=agent)
+            expected_revision = expected_revision or read_at
         elif agent:
             raise CommandFailed(Exit.USAGE, "--agent needs --scope: which branch shall it work on?")
         elif text:
@@ -152,8 +153,9 @@ def redirect(
             raise CommandFailed(
                 Exit.USAGE, "what shall change? Give -f FILE, --text, --scope, --requirement or --remove"
             )
-    answer = _change(session, run_id, "revisions", {**body, "reason": reason}, expected_revision, request_id)
-    _finish(session, run_id, answer, _outcome() if wait else None)
+    body |= {"reason": reason, "expected_revision": expected_revision}
+    answer = _change(session, run_id, "revisions", body, request_id=request_id)
+    _finish(session, run_id, answer, _outcome() if wait else None, revised=True)
 
 
 @app.command()
@@ -169,7 +171,8 @@ def pause(
 ) -> None:
     """Hold a run: nothing new is done until it is resumed."""
     run_id = session.run_id(name, last)
-    _finish(session, run_id, _change(session, run_id, "pause", {"reason": reason}, expected_revision, request_id))
+    answer = _steer(session, run_id, "pause", reason, expected=expected_revision, request_id=request_id)
+    _finish(session, run_id, answer)
 
 
 @app.command()
@@ -185,7 +188,8 @@ def resume(
 ) -> None:
     """Let a held run go on, under the same revision."""
     run_id = session.run_id(name, last)
-    _finish(session, run_id, _change(session, run_id, "resume", {"reason": reason}, expected_revision, request_id))
+    answer = _steer(session, run_id, "resume", reason, expected=expected_revision, request_id=request_id)
+    _finish(session, run_id, answer)
 
 
 @app.command()
@@ -202,26 +206,34 @@ def cancel(
 ) -> None:
     """Stop a run for good. What was sent is still followed to its outcome."""
     run_id = session.run_id(name, last)
-    answer = _change(session, run_id, "cancel", {"reason": reason}, expected_revision, request_id)
+    answer = _steer(session, run_id, "cancel", reason, expected=expected_revision, request_id=request_id)
     _finish(session, run_id, answer, _has_ended if wait else None)
 
 
-def _change(
-    session: Session, run_id: str, what: str, body: dict[str, Any], expected: int | None, request_id: str | None
-) -> dict[str, Any]:
-    if expected is not None:
-        body = {**body, "expected_revision": expected}
+def _steer(
+    session: Session, run_id: str, verb: str, reason: str, *, expected: int | None, request_id: str | None
+) -> Any:
+    return _change(session, run_id, verb, {"reason": reason, "expected_revision": expected}, request_id=request_id)
+
+
+def _change(session: Session, run_id: str, what: str, body: dict[str, Any], *, request_id: str | None) -> Any:
+    given = {name: value for name, value in body.items() if value is not None}
     path = f"/v1/runs/{part(run_id)}/{what}"
-    return as_object(session.api.change(path, body, request_id=request_id or new_request_id()))
+    return as_object(session.api.change(path, given, request_id=request_id or new_request_id()))
 
 
 def _finish(
-    session: Session, run_id: str, answer: dict[str, Any], until: Callable[[dict[str, Any]], bool] | None = None
+    session: Session,
+    run_id: str,
+    answer: dict[str, Any],
+    until: Callable[[dict[str, Any]], bool] | None = None,
+    *,
+    revised: bool = False,
 ) -> None:
     """Show what a change did; with `until`, wait for that and show the run then (as JSON: one object for both)."""
     screen = session.screen
     if until is None or not screen.machine:
-        screen.show(answer, lambda: change_report(answer))
+        screen.show(answer, lambda: change_report(answer) if revised else ())
     screen.result(f"run {run_id}: {change_line(answer, run_id)}")
     if until is None:
         return
@@ -263,34 +275,26 @@ def _set_requirements(goal: dict[str, Any], given: list[str]) -> None:
 
 
 def _set_scope(
-    session: Session,
-    run_id: str,
-    goal: dict[str, Any],
-    scope: str,
-    change: tuple[str | None, str | None],
-    expected: int | None,
+    view: dict[str, Any], goal: dict[str, Any], scope: str, *, text: str | None, agent: str | None
 ) -> int | None:
     """Put the changed plan of one branch into `goal`; gives the revision that the change was made from.
 
     The rest of the branch's plan is taken from the run as it is, so that very revision must still be in force.
     """
-    text, agent = change
     if not text and not agent:
         raise CommandFailed(Exit.USAGE, "--scope needs --text (its new brief), --agent (who works on it), or both")
-    view = session.view(run_id)
     current = as_object(view.get("goal", {})).get("plan", {})
     plan = dict(goal.get("plan", {}).get(scope) or current.get(scope) or {})
     if not plan and not agent:
         known = ", ".join(current) or "none"
-        raise CommandFailed(
-            Exit.NOT_FOUND, f"run {run_id} has no scope {scope!r} (it has: {known}); a new one needs --agent"
-        )
+        words = f"run {view.get('run')} has no scope {scope!r} (it has: {known}); a new one needs --agent"
+        raise CommandFailed(Exit.NOT_FOUND, words)
     if text:
         plan["brief"] = text
     if agent:
         plan["agent"] = agent
     goal["plan"] = {**goal.get("plan", {}), scope: plan}
-    return expected if expected is not None else revision_of(view)
+    return revision_of(view)
 
 
 def _has_ended(view: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import anyio
 
-from admission.storage import Store, StoreUnavailable
+from admission.storage import Store, StoreBehind, StoreUnavailable
 from orchestrator.problems import Problem
 
 PAGE_RUNS = 1_000
@@ -23,6 +23,7 @@ class RunDirectory:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._started: dict[str, int] = {}
+        self._seen: set[str] = set()
 
     async def newest_first(self) -> list[str]:
         """All run ids, the newest first. Raises StoreUnavailable."""
@@ -59,10 +60,14 @@ class RunDirectory:
     async def resolve(self, given: str) -> str:
         """The id of the run that is meant: whole, a unique beginning, or `last`.
 
-        Raises Problem: 404 when there is none, 409 when there are several.
+        Raises Problem: 404 when there is none, 409 when there are several. Raises StoreBehind for a run that was there.
         """
-        if given != LAST and (await self._store.head(given))[0]:
-            return given
+        if given != LAST:
+            if (await self._store.head(given))[0]:
+                self._seen.add(given)
+                return given
+            if given in self._seen:
+                raise StoreBehind(f"run {given} is gone from the store: acknowledged data was lost; restore the store")
         runs = await self.newest_first()
         if given == LAST:
             if not runs:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
@@ -31,8 +31,13 @@ from orchestrator.serving import bind, http_server
 from orchestrator.settings import Listen, Settings, SettingsError, grant_keys
 from orchestrator.store_access import Opened, instance_slot, opened_store, shown
 
+if TYPE_CHECKING:
+    from admission.flights import Flights
+
 #: `orchestrator` is the conductor with the API; `api` is the API alone.
 ROLES = frozenset({"orchestrator", "gateway", "api"})
+#: How often it is looked whether the gateway has found acknowledged data missing.
+BROKEN_POLL_S = 0.2
 ROLES_DEFAULT = frozenset({"orchestrator", "gateway"})
 log = logging.getLogger("regate")
 
@@ -150,8 +155,17 @@ async def _gateway(process: _Process) -> AsyncIterator[str]:
         incarnation=process.incarnation,
     )  # fmt: skip
     bound, url = _bind(settings.gateway, "gateway")
-    async with http_server(app, bound, settings.gateway):
+    async with http_server(app, bound, settings.gateway), anyio.create_task_group() as tasks:
+        tasks.start_soon(_until_broken, app.state.gateway.flights, process)
         yield url
+        tasks.cancel_scope.cancel()
+
+
+async def _until_broken(flights: Flights, process: _Process) -> None:
+    """A gateway that found data missing shuts its gate itself; the process that it runs in has to end as well."""
+    while not flights.broken:  # noqa: ASYNC110 - a flag that the gateway's own room keeps
+        await anyio.sleep(BROKEN_POLL_S)
+    process.alarm(StoreBehind(flights.broken))
 
 
 @asynccontextmanager

@@ -178,7 +178,7 @@ def parse_address(text: str) -> tuple[str, int]:
 def parse_listen(table: ListenTable, name: str, *, place: tuple[str, str], folder: Path) -> Listen:
     """The listener of `[name]`. `place` is file name and text, for messages. Raises SettingsError."""
     file, text = place
-    where = f"{file}:{_line(text, (name, 'listen'))}: [{name}]"
+    where = f"{file}:{_line(text, (name, 'listen'))}: [{name}]" if text else f"{file}: [{name}]"
     try:
         host, port = parse_address(table.listen)
     except ValueError as error:

@@ -64,7 +64,7 @@ class _Running:
     began_s: float
     ready: anyio.Event = field(default_factory=anyio.Event)
     gone: anyio.Event = field(default_factory=anyio.Event)
-    line: dict[str, Any] = field(default_factory=dict)
+    line: dict[str, Any] | None = None
     stopping: bool = False
     failures: int = 0
 
@@ -107,7 +107,11 @@ class Supervisor:
                 await self.stop(role)
             self._let_go()
         self._tasks.cancel_scope.cancel()
-        return await self._tasks.__aexit__(kind, error, trace)
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            return await self._tasks.__aexit__(kind, error, trace)
+        # What the block raised leaves as it is: given to the task group, it would come out wrapped in a group.
+        await self._tasks.__aexit__(None, None, None)
+        return None
 
     # --- what callers use
 
@@ -198,7 +202,7 @@ class Supervisor:
         with anyio.move_on_after(timeout_s):
             await running.ready.wait()
         role = running.program.role
-        if running.line:
+        if running.line is not None:
             return running.line
         how = running.row["ended"] if running.gone.is_set() else f"not ready within {timeout_s:g} s"
         raise ProcessFailed(f"{role}: {how}; its log ends with: {self._tail(role)}")

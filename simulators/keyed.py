@@ -202,9 +202,13 @@ class KeyedService:
         return Reply(200, {"state": "voided"})
 
     async def _settled(self, key: str) -> None:
-        while (busy := self._busy.get(key)) is not None:
-            await busy.wait()
-        await self.entrance.journal.durable()
+        """Return when the key is not busy and everything said of it is on disk; until the next pause it stays so."""
+        while True:
+            while (busy := self._busy.get(key)) is not None:
+                await busy.wait()
+            await self.entrance.journal.durable()
+            if key not in self._busy:
+                return
 
 
 def _parsed(arrival: Arrival) -> Action | None:

@@ -203,7 +203,8 @@ def split(database: Database, shifted: Shifted, chance: Random) -> Case | None:
     """
     part = database.of_customer(shifted.user_id)
     for changed_first, changed_second, kept in _divisions(part, shifted, chance):
-        if not changed_first or not changed_second or not kept:
+        changes = [a.identity for a in changed_first] != [a.identity for a in changed_second]
+        if not changed_first or not changed_second or not kept or not changes:
             continue
         if len(changed_first) + len(kept) >= 2 and _independent(part, changed_first, changed_second, kept):
             return Case(

@@ -93,7 +93,10 @@ def contract_text(kind: ContractKind, service: str) -> str:
 async def running_stack(settings: StackSettings) -> AsyncIterator[Stack]:
     """Shops, worker and orchestrator on loopback; all of them have ended when the block is left. Raises StackError."""
     folder = settings.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise StackError(f"{folder} is there already, and a round starts afresh: choose another place") from None
     started: list[_Part] = []
     try:
         credential = folder / "shop.credential"

@@ -257,7 +257,7 @@ def _after_the_gate(seen: _Seen) -> Iterator[str]:
 
 def _listed(seen: _Seen) -> Iterator[str]:
     """Every unknown is listed with one line that says why."""
-    listed = {str(row.get("attempt")): str(row.get("why") or "") for row in seen.evidence.unresolved}
+    listed = {str(row.get("id")): str(row.get("why") or "") for row in seen.evidence.unresolved}
     for attempt in seen.unknown:
         why = listed.get(attempt.id)
         if why is None:

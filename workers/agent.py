@@ -50,6 +50,7 @@ from google.protobuf.json_format import MessageToDict
 from starlette.applications import Starlette
 
 from admission.client import GateClient
+from admission.points import point
 from admission.vocabulary import TaskState
 from admission.wire import EXTENSION, stamp_metadata
 from workers.brief import BadLaunch, Launch, read_launch
@@ -265,9 +266,12 @@ class WorkExecutor(AgentExecutor):
     async def _tell(self, work: Work, updater: TaskUpdater) -> None:
         ending = work.ending
         assert ending is not None
+        point("worker.publish.before")
         if ending.report is not None:
             await self._artifacts(updater, ending.report, work.launch)
+            point("worker.publish.between")
         await self._publish(updater, ending, work.launch)
+        point("worker.publish.after")
 
     async def _artifacts(self, updater: TaskUpdater, report: Report, launch: Launch) -> None:
         stamp = stamp_metadata(launch.stamp)

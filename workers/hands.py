@@ -13,6 +13,7 @@ from typing import Any, assert_never
 import anyio
 
 from admission.client import EffectReply, GateClient, GateProblem, GateReply, GateUnavailable
+from admission.points import point
 from admission.vocabulary import Blocks, GateState, Verdict
 
 #: Pauses between two asks, in seconds: first and longest. The longest stays below the second within which a resumed
@@ -163,6 +164,7 @@ class Hands:
         about = ""
         while True:
             await self.clear()
+            point("worker.effect.before")
             try:
                 answer = await self._gate.effect(
                     service, action, arguments, task=self._task, occurrence=occurrence, about=about
@@ -178,6 +180,7 @@ class Hands:
                     self.close(WorkEnded(f"the gateway refuses this child's grant: {problem}"))
                     self._check()
                 return Outcome(service, action, arguments, Verdict.REFUSED, str(problem))
+            point("worker.effect.after")
             about = answer.attempt if answer.verdict in (Verdict.IN_FLIGHT, Verdict.IN_DOUBT) else ""
             match answer.verdict:
                 case Verdict.SUPERSEDED | Verdict.NOT_CURRENT:

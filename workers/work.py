@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import anyio
 
 from admission.client import GateClient, GateProblem, GateUnavailable
+from admission.points import point
 from admission.vocabulary import Claim, GateState, TaskState
 from workers.brief import Brief, Launch
 from workers.hands import UNAVAILABLE_PAUSE_S, Hands, Standing, Superseded, WorkEnded, pauses
@@ -89,7 +90,9 @@ class Work:
             self.gone.set()
 
     async def _live(self) -> None:
+        point("worker.claim.before")
         answer = await self._patiently(partial(self._gate.claim, self._task))
+        point("worker.claim.after")
         if answer.claim is not Claim.CLAIMED:
             text = (
                 "another task has this child already"

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
 from orchestrator import cli_client
-from orchestrator.cli import app, mount
+from tests.contract.cli_calls import ask, call
 from tests.contract.fake_api import RUN, TOKEN, FakeApi, effect, fake_api, problem, view
 
 GOAL = """\
@@ -40,14 +35,6 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli_client, "RESEND_DELAYS_S", (0.0, 0.0))
-
-
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
-
-
-def ask(api: FakeApi, *arguments: str) -> Result:
-    return call(*arguments, "--url", api.url, "--token", TOKEN)
 
 
 @pytest.fixture
@@ -366,151 +353,9 @@ def test_a_branch_keeps_what_is_not_named_and_its_revision_is_expected(api: Fake
     assert ask(api, "run", "redirect", RUN, "--scope", "nowhere", "--text", "x").exit_code == 4
 
 
-# --- waiting ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("state", "code"), [("completed", 0), ("cancelled", 0), ("failed", 1)])
-def test_waiting_ends_as_the_run_does(api: FakeApi, state: str, code: int) -> None:
-    looks: list[str] = []
-
-    def look(asked) -> tuple[int, dict]:
-        looks.append(asked.path)
-        return 200, view("running" if len(looks) < 3 else state)
-
-    api.answers["GET", f"/v1/runs/{RUN}"] = look
-    result = ask(api, "run", "start", "words", "--agent", "plan", "--wait", "-o", "json")
-    assert result.exit_code == code
-    assert json.loads(result.stdout)["run"]["state"] == state
-    assert "running" in result.stderr
-
-
-def test_leaving_with_ctrl_c_is_no_failure_and_says_how_to_stop_the_run(api: FakeApi) -> None:
-    looked = threading.Event()
-
-    def look(asked) -> tuple[int, dict]:
-        looked.set()
-        return 200, view("running")
-
-    api.answers["GET", f"/v1/runs/{RUN}"] = look
-    command = ["run", "start", "words", "--agent", "plan", "--wait", "--url", api.url, "--token", TOKEN]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", *command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert looked.wait(20)
-        process.send_signal(signal.SIGINT)
-        _, words = process.communicate(timeout=20)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0, words
-    assert f"run {RUN} goes on" in words
-    assert f"regate run cancel {RUN}" in words
-
-
-def test_a_reader_that_leaves_is_no_traceback(api: FakeApi) -> None:
-    api.answers["GET", f"/v1/runs/{RUN}/effects"] = (
-        200,
-        {"effects": [effect(n) for n in range(1, 3000)], "cursor": None},
-    )
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "orchestrator",
-            "effect",
-            "list",
-            RUN,
-            "--url",
-            api.url,
-            "--token",
-            TOKEN,
-            "-o",
-            "jsonl",
-        ],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.readline()
-    process.stdout.close()
-    words = process.stderr.read()
-    process.stderr.close()
-    process.wait(20)
-    assert "Traceback" not in words
-    assert "BrokenPipe" not in words
-
-
-# --- commands of others ----------------------------------------------------------------------------------------------
-
-
-def test_a_command_that_cannot_be_loaded_leaves_the_others_alone() -> None:
-    target = typer.Typer()
-    target.command("one")(lambda: typer.echo("one"))
-    mount(target, [EntryPoint("worker", "workers.commands:app", "g"), EntryPoint("gone", "no.such.module:app", "g")])
-    run = CliRunner().invoke
-    assert run(target, ["one"]).stdout == "one\n"
-    assert "plan" in run(target, ["worker", "--help"]).stdout
-    broken = run(target, ["gone", "any", "--thing"])
-    assert broken.exit_code == 1
-    assert "`regate gone` cannot be loaded" in broken.stderr
-
-
-# --- projects --------------------------------------------------------------------------------------------------------
-
-
-def test_a_new_project_is_usable_as_it_stands(tmp_path: Path) -> None:
-    assert call("init", str(tmp_path / "new")).exit_code == 0
-    result = call("check", str(tmp_path / "new"), "-o", "json")
-    assert result.exit_code == 0, result.stderr
-    assert {row["kind"] for row in json.loads(result.stdout)} == {"settings", "contract", "goal", "change"}
-    (tmp_path / "new/goal.yaml").write_text("mine")
-    again = call("init", str(tmp_path / "new"))
-    assert again.exit_code == 3
-    assert (tmp_path / "new/goal.yaml").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("file", "old", "new", "words"),
-    [
-        ("regate.toml", "[gateway]", "[gatway]", "gatway"),
-        ("services/shop.yaml", "    target: order_id  ", "    taget: order_id  ", "taget"),
-        ("services/shop.yaml", "retention_ms: 86400000", "retention_ms: 100", "retention_ms"),
-        ("goal.yaml", "text: Send", "txt: Send", "txt"),
-        ("goal.yaml", "    agent: plan", "    agent: nobody", "agent `nobody` is unknown"),
-        ("goal.yaml", "service: shop", "service: shoe", "service `shoe` is unknown"),
-        ("goal.yaml", "action: cancel_pending_order", "action: cancel", "no operation `cancel`"),
-    ],
-)
-def test_what_is_wrong_is_told_with_file_and_line(tmp_path: Path, file: str, old: str, new: str, words: str) -> None:
-    call("init", str(tmp_path))
-    path = tmp_path / file
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-    line = path.read_text()[: path.read_text().index(new)].count("\n") + 1
-    result = call("check", str(tmp_path))
-    assert result.exit_code == 1
-    found = [told for told in result.stderr.splitlines() if words in told]
-    assert any(told.startswith(f"{path}:") for told in found), result.stderr
-    exact = file != "goal.yaml" or "txt" not in words
-    assert not exact or any(abs(int(told.split(":")[1]) - line) <= 1 for told in found), (line, result.stderr)
-
-
-def test_checking_nothing_is_not_found(tmp_path: Path) -> None:
-    assert call("check", str(tmp_path)).exit_code == 4
-    assert call("check", str(tmp_path / "missing.yaml")).exit_code == 4
-
-
 def test_a_doctor_that_finds_something_fails(api: FakeApi) -> None:
     api.answers["GET", "/v1/doctor"] = (200, {"problems": ["appendfsync is everysec"]})
     result = ask(api, "doctor", "-o", "json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["problems"] == ["appendfsync is everysec"]
     assert "appendfsync is everysec" in result.stderr
-
-
-def test_version() -> None:
-    assert set(json.loads(call("version", "-o", "json").stdout)) == {"regate", "python"}

@@ -182,7 +182,7 @@ class Story:
 
     # -- asking the gateway in a child's name -------------------------------------------------------------------------
 
-    def grant_for(self, child: Mapping[str, Any], **fields: Any) -> str:
+    def grant_for(self, child: Mapping[str, Any], /, **fields: Any) -> str:
         """A grant like the one that the child has, or with other fields."""
         key = fields.pop("key", self.stack.grant_key)
         grant = {

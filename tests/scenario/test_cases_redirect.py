@@ -46,7 +46,7 @@ async def test_c12_a_late_result_of_the_old_revision_is_kept_and_never_merged(st
     [settled] = effects_on(view, first)
     assert (settled["outcome"], settled["revision"], settled["needs_reconciliation"]) == ("succeeded", 1, None)
     [checkpoint] = view["checkpoints"]
-    assert [effect["attempt"] for effect in checkpoint["effects"]] == [settled["attempt"]]
+    assert [effect["attempt"] for effect in checkpoint["effects_done"]] == [settled["attempt"]]
     await story.checker()
 
 
@@ -182,7 +182,8 @@ async def test_a_correction_of_one_scope_leaves_the_other_child_its_task_and_its
     await story.wait_event(run, "try_granted", count=2)
     [kept] = children_in(await story.view(run), "b")
     reply = await story.revise(run, plan={"a": scope(refund(third))})
-    assert reply.json()["changed"] == {"requirements_and_scopes": ["a"], "kept_scopes": ["b"]}
+    said = reply.json()["changed"]
+    assert (said["changed"]["scopes"], said["kept"]["scopes"]) == (["a"], ["b"])
     view = await story.wait_end(run)
     [child] = children_in(view, "b")
     assert (child["child"], child["task"], child["stop"]["wanted"]) == (kept["child"], kept["task"], False)

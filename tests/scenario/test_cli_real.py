@@ -125,9 +125,6 @@ def test_a_run_is_started_held_redirected_and_stopped(dev: Dev) -> None:
     assert (stale.returncode, stale.stdout) == (3, "")
     assert "in force: revision 1" in stale.stderr
 
-    resumed = dev.call("run", "resume", run[:6], "--reason", "go on")
-    assert "now running, from paused" in resumed.stdout
-
     redirected = dev.call(
         "run", "redirect", "--last", "-f", change, "--expected-revision", "1", "--reason", "other ones"
     )
@@ -136,6 +133,10 @@ def test_a_run_is_started_held_redirected_and_stopped(dev: Dev) -> None:
     assert shown.index("changed") < shown.index("kept") < shown.index("finished before") < shown.index("still open")
     assert "cancel_pending_order on #S40100: succeeded" in shown
     assert "revision 2 is in force" in shown
+
+    dev.until(run, lambda view: view["state"] == "paused")
+    resumed = dev.call("run", "resume", run[:6], "--reason", "go on")
+    assert f"run {run}: now running, from paused under revision 2" in resumed.stdout
 
     ended = dev.until(run, lambda view: view["state"] == "completed")
     assert {row["target"] for row in ended["effects"] if row["outcome"] == "succeeded"} == {
@@ -148,9 +149,9 @@ def test_a_run_is_started_held_redirected_and_stopped(dev: Dev) -> None:
     assert "Cancel [bold]some[/bold] orders." in dev.call("run", "show", run).stdout
 
     updates = dev.json("log", run, "--control")
-    assert [update["kind"] for update in updates] == ["start", "pause", "resume", "correct"]
-    assert updates[3]["revision"] == 2
-    assert updates[3]["told"], "the superseded child was asked to stop"
+    assert [update["kind"] for update in updates] == ["start", "pause", "correct", "resume"]
+    assert updates[2]["revision"] == 2
+    assert updates[2]["told"], "the superseded child was asked to stop"
     entries = dev.json("log", run)
     assert [entry["n"] for entry in entries] == list(range(1, len(entries) + 1))
 

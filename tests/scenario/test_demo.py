@@ -52,12 +52,15 @@ def test_the_story_is_the_one_that_is_told(shown: tuple[dict[str, Any], Path]) -
     refused = {(row["operation"], row["reason"]) for row in found["refused"]}
     assert ("cancel_pending_order", "superseded") in refused
     delivery = [child for child in found["children"] if child["scope"] == "delivery"]
-    assert len(delivery) == 1 and delivery[0]["disposition"] == "adopted"
+    assert len(delivery) == 1
+    assert delivery[0]["disposition"] == "adopted"
     late = found["late_results"]
-    assert len(late) == 1 and late[0]["revision"] == 1
+    assert len(late) == 1
+    assert late[0]["revision"] == 1
     follow_up = next(child for child in found["children"] if child["scope"] == "refund" and child["revision"] == 2)
     stubborn = next(child for child in found["children"] if child["scope"] == "refund" and child["revision"] == 1)
-    assert follow_up["follows"] == stubborn["child"] and stubborn["succeeded_by"] == follow_up["child"]
+    assert follow_up["follows"] == stubborn["child"]
+    assert stubborn["succeeded_by"] == follow_up["child"]
     assert follow_up["task"] != stubborn["task"]
     killed = [row for row in found["processes"] if row["ended"] == "killed by signal 9"]
     assert [row["role"] for row in killed] == ["gateway"]

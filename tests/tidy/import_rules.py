@@ -16,7 +16,7 @@ from tests.tidy.sources import ROOMS, Source
 ALLOWED = {
     "admission": ("admission",),
     "orchestrator": ("orchestrator", "admission"),
-    "workers": ("workers", "admission.wire", "admission.vocabulary", "admission.client"),
+    "workers": ("workers", "admission.wire", "admission.vocabulary", "admission.client", "admission.points"),
     "simulators": ("simulators", "admission.wire", "admission.vocabulary"),
 }
 
@@ -82,6 +82,7 @@ CORE_FILES = (
     "admission/wire.py",
     "admission/vocabulary.py",
     "admission/client.py",
+    "admission/points.py",
 )
 #: The command-line face of the workers' room is only loaded by the command, which has its own extra.
 NOT_CORE = ("workers/commands.py",)
