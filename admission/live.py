@@ -65,6 +65,8 @@ def restore(live: Live, attempts: Iterable[Attempt]) -> RunState:
         by_id[row_id] = row
         if row.contradicted and slot not in slots:
             slots[slot] = row_id
+            if row.conflict_key:
+                conflicts.setdefault(row.conflict_key, slot)
         if state is _FAILED:
             run.generations[slot] = row.generation + 1
             continue

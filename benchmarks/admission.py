@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -67,7 +68,7 @@ async def measure(mode: str, folder: Path, size: Size, busy_run: History, logs: 
         note(f"{mode}: gateway")
         figures |= await gateway(url, folder, size)
         note(f"{mode}: redirects")
-        figures |= await redirects(url, size.redirects)
+        figures |= await redirects(url, size.redirects, most_s=5 * size.part_s)
         note(f"{mode}: cold load")
         figures |= await cold_load(url, logs, size)
         note(f"{mode}: the same while the append-only file is rewritten")
@@ -81,12 +82,13 @@ async def measure(mode: str, folder: Path, size: Size, busy_run: History, logs: 
 async def in_rewrite(url: str, size: Size, busy_run: History) -> dict[str, Any]:
     """The figures of the store and of redirects while the server rewrites its file."""
     found: dict[str, Any] = {}
+    size = replace(size, rounds=min(size.rounds, 2))
     async with rewriting(url) as rewrites:
         found |= await alone(url, busy_run.run, busy_run.child, size=size, first=2 * FIRST_NEW_EFFECT)
         for name, one_run in (("many_runs", False), ("hot_run", True)):
             crowded = await crowd(url, size=size, seconds=size.crowd_s / 2, one_run=one_run)
             found |= {f"{name}_{key}": value for key, value in crowded.items()}
-        found |= await redirects(url, size.redirects_in_rewrite)
+        found |= await redirects(url, size.redirects_in_rewrite, most_s=3 * size.part_s)
     return {f"rewrite_{name}": value for name, value in found.items()} | {"rewrites_finished": rewrites.finished}
 
 

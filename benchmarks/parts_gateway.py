@@ -128,7 +128,10 @@ async def _compare(direct: Call, through: Call, size: Size) -> dict[str, float]:
     best: dict[str, float] = {}
     for _ in range(max(size.rounds - 1, 1)):
         found: dict[str, list[float]] = {"direct": [], "gateway": []}
+        until = perf_counter() + 2 * size.part_s
         for n in range(effect, effect + size.gateway_calls + 10):
+            if perf_counter() > until:
+                break
             for name, call in (("direct", direct), ("gateway", through)):
                 begun = perf_counter()
                 await call(n)

@@ -76,7 +76,7 @@ async def serve_load(settings: dict[str, Any]) -> None:
         say(per_s=load.commits / (perf_counter() - begun))
 
 
-async def redirects(url: str, count: int) -> dict[str, float]:
+async def redirects(url: str, count: int, *, most_s: float) -> dict[str, float]:
     """Redirects one after the other under load: until the gate is closed, and until it is open for a new child."""
     run = new_id()
     closed_ms, opened_ms = [], []
@@ -85,7 +85,10 @@ async def redirects(url: str, count: int) -> dict[str, float]:
         loads = [await stack.enter_async_context(part("load", _load_of(url, run, children, side))) for side in SIDES]
         await anyio.sleep(SETTLE_S)
         caller = Caller(children[SCOPE])
+        until = perf_counter() + most_s
         for n in range(count):
+            if perf_counter() > until:
+                break
             in_flight = await admit(desk, run, caller.wish())
             await anyio.sleep(PAUSE_S)
             revise = Revise(
@@ -123,4 +126,4 @@ async def _reopen(desk: RunDesk, run: str, old: Caller) -> Caller:
         while not (await desk.submit(run, command)).decision.accepted:
             await anyio.sleep(0.001)
     child = await start_child(desk, run, old.scope, revision)
-    return Caller(child, scope=old.scope, revision=revision, first=revision * 1_000)
+    return Caller(child, scope=old.scope, revision=revision, first=revision * 10)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli_client import Api
@@ -99,15 +100,16 @@ def draw(shown: Mapping[str, Any]) -> Iterable[RenderableType]:
     flying = [e for e in shown["effects"] if e["admitted_at_position"] < at and e not in before]
     after = [e for e in shown["effects"] if e["admitted_at_position"] > at]
     yield literal(f"run {shown['run']['run']}: {shown['run']['text']}", "bold")
-    yield _panel("what changed", _changed(newest), "cyan")
+    yield _panel("what changed", _changed(newest, shown["revisions"][-2]), "cyan")
     yield _panel("finished before the change", [_effect(e) for e in before] or ["nothing"], "green")
     yield _panel(
         "under way when it changed, and what became of it", [_effect(e) for e in flying] or ["nothing"], "blue"
     )
-    yield _panel("done since, under the new revision", [_effect(e) for e in after] or ["nothing"], "green")
+    yield _panel("done since the change", [_effect(e) for e in after] or ["nothing"], "green")
     stale = [r for r in shown["refused"] if r["reason"] == "superseded"]
     doubted = [r for r in shown["refused"] if r["reason"] == "in_doubt"]
     yield _panel("refused as superseded", [_refusal(r) for r in stale] or ["nothing"], "yellow")
+    yield _panel("asked for again, and answered from the record instead of done twice", _done_before(shown), "green")
     yield _panel("agents", _children(shown), "blue")
     yield _panel(
         "stays unresolved",
@@ -119,13 +121,20 @@ def draw(shown: Mapping[str, Any]) -> Iterable[RenderableType]:
 
 
 def _panel(title: str, lines: Iterable[str], style: str) -> Panel:
-    body: list[RenderableType] = [Text("• ") + literal(line) for line in lines]
-    return Panel(Group(*body), title=title, title_align="left", border_style=style, width=SCREEN_COLUMNS)
+    grid = Table.grid(padding=(0, 1))
+    for line in lines:
+        words = literal(line)
+        words.no_wrap, words.overflow = False, "fold"
+        grid.add_row(Text("•"), words)
+    return Panel(grid, title=title, title_align="left", border_style=style, width=SCREEN_COLUMNS)
 
 
-def _changed(revision: Mapping[str, Any]) -> list[str]:
+def _changed(revision: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     changed, kept = revision["changed"], revision["kept"]
     lines = [f"revision {revision['n']} ({revision['kind']}), by {revision['by']}: {revision['reason']}"]
+    for name in changed["requirements"]:
+        was, now = before["requirements"].get(name, "-"), revision["requirements"].get(name, "withdrawn")
+        lines.append(f"{name}: {was} → {now}")
     lines.append(f"changed: {_names(changed)}")
     lines.append(f"kept as it was: {_names(kept)}")
     return lines
@@ -147,6 +156,16 @@ def _refusal(row: Mapping[str, Any]) -> str:
         f"{row['service']}.{row['operation']} on {row['target']}, asked by child {row['child']} of revision "
         f"{row['revision']}: {row['reason']} - {row['detail']}"
     )
+
+
+def _done_before(shown: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for result in shown["results"]:
+        for action in (result.get("summary") or {}).get("actions") or []:
+            if action.get("verdict") == "done_before":
+                what = f"{action['service']}.{action['action']} on {action['target']}"
+                lines.append(f"{what}, asked by child {result['child']} of revision {result['revision']}: done before")
+    return lines or ["nothing"]
 
 
 def _children(shown: Mapping[str, Any]) -> list[str]:

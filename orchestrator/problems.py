@@ -1,7 +1,7 @@
 """What goes wrong in the API, as problem+json (RFC 9457), and the two layers that every request passes first.
 
 Knows statuses, tokens and body sizes. Does not know runs. Every answer that is no success is a problem document:
-`type`, `title`, `status`, `detail` (what to do), and what else helps a program (`in_force`, `known`, `errors`, `faults`).
+`type`, `title`, `status`, `detail` (what to do), and what helps a program: `in_force`, `known`, `errors`, `faults`.
 """
 
 from __future__ import annotations

@@ -115,6 +115,7 @@ def revision_row(run: RunState, revision: Revision) -> dict[str, Any]:
         "position": revision.position,
         "kind": run.updates[revision.seq].kind.value,
         "reason": run.updates[revision.seq].reason,
+        "requirements": {r.id: r.text for r in revision.goal.requirements},
         "changed": {"requirements": list(revision.changed), "scopes": list(revision.affects)},
         "kept": {
             "requirements": list(revision.kept),

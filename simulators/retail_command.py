@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +23,7 @@ from typing import Annotated
 import anyio
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from simulators.faults import Profile
@@ -125,7 +126,7 @@ def _show(report: Report, output: Output) -> None:
         table = Table(*(name.replace("_", " ") for name in COLUMNS))
         for row in table_rows(report):
             table.add_row(*row)
-        Console(width=max(120, Console().width)).print(table)
+        Console(width=max(160, Console().width)).print(table)
         shares = ", ".join(f"{name} {share:.0%}" for name, share in report.shares().items())
         print(f"redirects: {shares} of {found['runs']} runs")
         print("in all: " + ", ".join(f"{count} {name}" for name, count in found["totals"].items()))
@@ -147,7 +148,8 @@ def _show(report: Report, output: Output) -> None:
 
 async def _all_rounds(options: Options) -> Report:
     task_set = load(options.folder)
-    report = Report(options.asked)
+    report = Report(options.asked, stopped=True)
+    violated: Counter[Outcome] = Counter()
     async with anyio.create_task_group() as group:
         group.start_soon(_until_told_to_stop, group.cancel_scope)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -159,15 +161,17 @@ async def _all_rounds(options: Options) -> Report:
                     cases = cases_of(task_set, options, shift, seed)
                     progress.update(line, total=len(cases.runs))
 
-                    def tick(verdict: Verdict, line: object = line) -> None:
-                        progress.advance(line)  # type: ignore[arg-type]
-                        if verdict.outcome is Outcome.VIOLATED:
+                    def tick(verdict: Verdict, line: TaskID = line) -> None:
+                        progress.advance(line)
+                        violated.update([verdict.outcome])
+                        if verdict.outcome is Outcome.VIOLATED and violated[verdict.outcome] <= SHOWN_MAX:
                             where = f"task {verdict.case.task_id}, run {verdict.run}"
                             _errors.print(f"{where}: {verdict.violations[0]}")
 
                     done = await _round(task_set, cases, options, shift=shift, seed=seed, tick=tick)
                     report.rounds.append(done)
                     progress.remove_task(line)
+        report.stopped = False
         group.cancel_scope.cancel()
     return report
 

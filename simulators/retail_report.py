@@ -53,6 +53,7 @@ class Report:
 
     asked: Asked
     rounds: list[Round] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def verdicts(self) -> list[tuple[Round, Verdict]]:
@@ -83,6 +84,8 @@ class Report:
         """Why the command fails, one line each; empty when it does not."""
         found = [f"{one.shift.value}, seed {one.seed}: {one.trouble}" for one in self.rounds if one.trouble]
         counts = self.counts()
+        if self.stopped:
+            found.append("stopped before the end")
         if not self.verdicts:
             found.append("nothing was run")
         if counts[Outcome.VIOLATED]:
