@@ -119,12 +119,10 @@ class Changes:
         """POST /v1/runs: create a run. Sent twice with one request id, it is one run."""
         body = await read_body(request, bodies.StartBody)
         self._check_agents(body.goal.plan.values())
-        follows = await self._runs.resolve(body.follows) if body.follows else ""
         request_id = body.request_id or self._parts.new_id()
-        run = run_id_for(PRINCIPAL, request_id, follows)
+        run = run_id_for(PRINCIPAL, request_id)
         command = cmd.Start(
             by=body.by or BY_DEFAULT, run=run, principal=PRINCIPAL, request_id=request_id, goal=body.goal.goal(),
-            follows=follows,
         )  # fmt: skip
         return await self._change(run, command)
 

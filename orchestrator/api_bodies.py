@@ -22,7 +22,6 @@ class StartBody(_Request):
     """Create a run."""
 
     goal: GoalPart
-    follows: StrictStr = ""
 
 
 class GoalOrChange(ChangePart):

@@ -62,15 +62,12 @@ def start(
     *,
     file: FileOption = None,
     agent: Annotated[str | None, typer.Option(help="The agent that works on TEXT.")] = None,
-    follows: Annotated[str | None, typer.Option(help="The ended run that this one goes on from.")] = None,
     wait: WaitOption = False,
     request_id: RequestOption = None,
 ) -> None:
     """Start a run from a goal file, or from words for one agent."""
     goal = _whole_goal(text, file, agent)
     body: dict[str, Any] = {"goal": goal}
-    if follows:
-        body["follows"] = session.run_id(follows, False)
     answer = as_object(session.api.change("/v1/runs", body, request_id=request_id or new_request_id()))
     view = as_object(answer.get("run"))
     name = run_named(view)

@@ -90,7 +90,10 @@ class Conductor:
         """Act until cancelled. Raises StoreBehind when acknowledged data is missing: then this process must stop."""
         async with self._acts, anyio.create_task_group() as tasks:
             self._tasks = tasks
-            await self._renew()
+            try:
+                await self._renew()
+            except StoreUnavailable as error:
+                log.warning("store unavailable at the start: %s", error)
             tasks.start_soon(self._forever, self._renew, LEASE_RENEW_S)
             tasks.start_soon(self._forever, self._sweep, SWEEP_S)
             tasks.start_soon(self._forever, self._tick, TICK_S)

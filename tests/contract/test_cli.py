@@ -318,10 +318,9 @@ def test_an_effect_is_named_in_three_ways(api: FakeApi) -> None:
 
 
 def test_starting_sends_the_goal(api: FakeApi, goal: str) -> None:
-    ask(api, "run", "start", "-f", goal, "--follows", "01")
+    ask(api, "run", "start", "-f", goal)
     body = api.changes()[-1].body
     assert body["goal"]["requirements"] == [{"id": "r1", "text": "one"}]
-    assert body["follows"] == RUN
     ask(api, "run", "start", "do this", "--agent", "plan")
     assert api.changes()[-1].body["goal"] == {
         "text": "do this",
