@@ -34,9 +34,7 @@ def superseded(run: RunState, command: cmd.Admit) -> bool:
     if own is None or run.finished or own.cur != command.revision or own.target != command.revision:
         return True
     return any(
-        run.gates[s].state in (GateState.CLOSED, GateState.SEALED)
-        for s in _prefixes(command.scope)
-        if s in run.gates
+        run.gates[s].state in (GateState.CLOSED, GateState.SEALED) for s in _prefixes(command.scope) if s in run.gates
     )
 
 

@@ -21,8 +21,8 @@ class RunState:
         "_undo", "adopted", "alarms", "artifacts", "attempts", "cancelled", "checkpoint_hashes", "checkpoints",
         "children", "clock", "conflicts", "contracts", "control", "current", "finished", "follows", "gates",
         "generations", "head", "open_attempts", "principal", "refusals", "relaunches", "requests", "reserved",
-        "results", "revisions", "run_id", "shape", "slots", "spent", "started_at", "still", "targets", "time", "updates",
-        "version",
+        "results", "revisions", "run_id", "shape", "slots", "spent", "started_at", "still", "targets", "time",
+        "updates", "version",
     )  # fmt: skip
 
     def __init__(self, run_id: str) -> None:

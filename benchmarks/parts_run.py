@@ -63,7 +63,8 @@ def contract() -> Contract:
 def arguments(n: int) -> dict[str, Any]:
     """Arguments that make effect `n` an intent of its own."""
     return {
-        "order_id": f"#W{n:08}", "amount": 12.5 + n, "payment_method": "credit_card_4466831", "reason": "no longer needed"
+        "order_id": f"#W{n:08}", "amount": 12.5 + n, "payment_method": "credit_card_4466831",
+        "reason": "no longer needed",
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,11 @@ _OPERATIONS: dict[str, dict[str, dict[str, Any]]] = {
             "arguments": {"order_id": "string", "reason": "string"},
             "target": "order_id",
             "generated": ["reason"],
+        },
+        "modify_user_address": {
+            "request": {"method": "POST", "path": "/actions/modify_user_address"},
+            "arguments": {n: "string" for n in "user_id address1 address2 city state country zip".split()},
+            "target": "user_id",
         },
     },
     "payments": {
@@ -208,6 +213,8 @@ class StackSpec:
     children: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     think_ms: int = 0
     partitions: int = 2
+    #: Whether orchestrator, gateway and worker have points at which they can be told to die (admission/points.py).
+    points: bool = False
 
 
 class Stack:
@@ -217,6 +224,7 @@ class Stack:
         self.folder = folder
         self.spec = spec
         self.data = folder / "data"
+        self.points = folder / "points"
         self.parts: dict[str, Part] = {}
         self.environment = _environment(folder, binary)
         names = ["api", "gateway", "api2", "plan", *spec.services, *spec.children]
@@ -236,10 +244,12 @@ class Stack:
         self._part("orchestrator2", *serve, "--roles", "orchestrator", "--listen", f"127.0.0.1:{self.ports['api2']}")
 
     def _part(self, name: str, *arguments: str) -> None:
-        self.parts[name] = Part(name, arguments, self.folder, self.environment)
+        points = {"REGATE_POINTS": str(self.points), "REGATE_ROLE": name} if self.spec.points else {}
+        self.parts[name] = Part(name, arguments, self.folder, {**self.environment, **points})
 
     def _settings(self) -> None:
         (self.folder / "services").mkdir(parents=True)
+        self.points.mkdir()
         lines = [f'[store]\ndata_dir = "data"\npartitions = {self.spec.partitions}']
         lines.append(f'[gateway]\nlisten = "127.0.0.1:{self.ports["gateway"]}"\nurl = "{self.url("gateway")}"')
         lines.append(f'[api]\nlisten = "127.0.0.1:{self.ports["api"]}"')
@@ -335,7 +345,7 @@ class Stack:
         """End everything; raises StackError if something does not end. Stopped processes are woken first."""
         store = self.store_pid if (self.data / "valkey.pid").exists() else None
         failures = []
-        order = [name for name in self.parts if name not in ("gateway", "orchestrator", "orchestrator2")]
+        order: list[str] = [name for name in self.parts if name not in ("gateway", "orchestrator", "orchestrator2")]
         for name in ("orchestrator2", "orchestrator", "gateway", *order):
             try:
                 self.parts[name].stop()
@@ -357,25 +367,27 @@ class Stack:
 
 
 def _environment(folder: Path, binary: Path) -> dict[str, str]:
-    """The environment of all parts: no settings of the person who runs the tests, and the named server first on PATH."""
+    """What all parts get: no settings of the person who runs the tests, and the named server first on PATH."""
     shelf = folder / "bin"
     shelf.mkdir(parents=True)
     (shelf / "valkey-server").symlink_to(binary)
     # Compiled files are written even where the tests' own are not: these processes start again and again.
     kept = {n: v for n, v in os.environ.items() if not n.startswith("REGATE_") and n != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PATH": f"{shelf}{os.pathsep}{kept.get('PATH', '')}", "OTEL_INSTRUMENTATION_A2A_SDK_ENABLED": "false"}
+    path = f"{shelf}{os.pathsep}{kept.get('PATH', '')}"
+    return {**kept, "PATH": path, "OTEL_INSTRUMENTATION_A2A_SDK_ENABLED": "false"}
 
 
 def _gone(pid: int, limit_s: float) -> bool:
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] if sys.platform == "linux" else ""
             os.kill(pid, 0)
-        except (ProcessLookupError, FileNotFoundError):
+        except ProcessLookupError:
             return True
-        if state == "Z":
-            return True
+        stat = Path(f"/proc/{pid}/stat")
+        with suppress(OSError):  # where there is no /proc, whoever has no parent is reaped at once
+            if stat.read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
         time.sleep(POLL_S)
     return False
 

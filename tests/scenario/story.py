@@ -54,9 +54,9 @@ def scope(*actions: dict[str, Any], agent: str = "plan", needs: tuple[str, ...] 
     return plan | ({"needs": list(needs)} if needs else {})
 
 
-def goal(text: str = "settle the orders", **scopes: dict[str, Any]) -> dict[str, Any]:
+def goal(**scopes: dict[str, Any]) -> dict[str, Any]:
     """A whole goal."""
-    return {"text": text, "requirements": [], "plan": scopes}
+    return {"text": "settle the orders", "requirements": [], "plan": scopes}
 
 
 def some(prefix: str) -> str:
@@ -95,6 +95,18 @@ class Story:
     async def steer(self, run: str, verb: str, **more: Any) -> httpx.Response:
         """Pause, resume or cancel."""
         return await self.http.post(f"/v1/runs/{run}/{verb}", json={"reason": "a test asks", **more})
+
+    async def insist(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        """POST with a request id, again until somebody answers: that is what request ids are for."""
+        with anyio.fail_after(WAIT_S * 2):
+            while True:
+                try:
+                    reply = await self.http.post(path, json=dict(body))
+                    if reply.status_code != 503:
+                        return reply
+                except httpx.TransportError:
+                    pass
+                await anyio.sleep(POLL_S * 2)
 
     # -- looking at it ------------------------------------------------------------------------------------------------
 
@@ -200,6 +212,12 @@ class Story:
         async with httpx.AsyncClient(trust_env=False, timeout=timeout) as http:
             return await http.post(url, json={"task": child["task"], **action}, headers=headers)
 
+    async def at_gateway(self, path: str, *, grant: str = "") -> httpx.Response:
+        """GET something from the gateway."""
+        headers = {"Authorization": f"Bearer {grant}"} if grant else {}
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+            return await http.get(f"{self.stack.url('gateway')}{path}", headers=headers)
+
     # -- the end of every story ---------------------------------------------------------------------------------------
 
     async def checker(self) -> dict[str, Any]:
@@ -254,7 +272,7 @@ def effects_on(view: Mapping[str, Any], target: str) -> list[dict[str, Any]]:
 
 
 def _short(entry: Entry) -> dict[str, Any]:
-    kept = ("position", "at", "type", "child", "scope", "revision", "attempt", "state", "outcome", "finding", "reason", "detail")
+    kept = "position at type child scope revision attempt state outcome finding reason detail".split()
     return {name: entry[name] for name in kept if name in entry}
 
 

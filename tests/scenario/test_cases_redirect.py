@@ -1,4 +1,4 @@
-"""Redirecting on the real stack: cases C12, C14, C15, C16, C19, C20, C28, and pause, partial correction, adopted results.
+"""Redirecting on the real stack: cases C12, C14, C15, C16, C19, C20, C28, and pausing and correcting in part.
 
 A revision closes its gates in the same commit that records it. What the old revision sent is followed, what it delivers
 late is kept as evidence, and what was not touched goes on as if nothing had happened.
@@ -161,8 +161,7 @@ async def test_c20_what_was_current_when_it_was_looked_at_is_refused_when_it_act
     order = some("order")
     run = await story.start(work=scope(agent="silent"))
     child = await story.child_at_work(run, "work")
-    headers = {"Authorization": f"Bearer {story.grant_for(child)}"}
-    looked = httpx.get(f"{story.stack.url('gateway')}/v1/gate", headers=headers, trust_env=False).json()
+    looked = (await story.at_gateway("/v1/gate", grant=story.grant_for(child))).json()
     assert (looked["gate"], looked["current"]) == ("open", True)
     await story.corrected(run, work=scope(refund(some("order"))))
     acted = (await story.ask(child, refund(order))).json()
@@ -207,11 +206,10 @@ async def test_a_paused_run_asks_for_nothing_and_wakes_within_a_second_of_resume
     assert paused.json()["run"]["revision"]["in_force"] == 1
     await story.wait_event(run, "try_recorded", outcome="ok")
     # The child has its answer and would go on at once; the gate's own refusal would be in the log.
-    with httpx.Client(trust_env=False) as http:
-        until = time.monotonic() + 1.0
-        while time.monotonic() < until:
-            assert http.get(f"{story.stack.url('gateway')}/healthz").json()["effects_in_hand"] == 0
-            await anyio.sleep(0.05)
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        assert (await story.at_gateway("/healthz")).json()["effects_in_hand"] == 0
+        await anyio.sleep(0.05)
     assert len(select(await story.log(run), "effect_admitted")) == 1
     await story.steer(run, "resume")
     released = await story.wait_event(run, "run_released")

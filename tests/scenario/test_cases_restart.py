@@ -134,8 +134,7 @@ async def test_c47_while_the_store_is_away_the_gate_is_shut_and_nothing_is_sent(
         assert reply.status_code == 503, reply.text
         assert reply.headers["content-type"].startswith("application/problem+json")
         assert story.stack.effects("payments", order) == []
-        ready = httpx.get(f"{story.stack.url('gateway')}/readyz", trust_env=False, timeout=60)
-        assert ready.status_code == 503
+        assert (await story.at_gateway("/readyz")).status_code == 503
     done: dict[str, Any] = {}
     with anyio.fail_after(PATIENCE_S):
         while done.get("verdict") not in ("done", "done_before"):
@@ -219,7 +218,7 @@ async def test_an_orchestrator_that_stood_still_past_its_lease_is_fenced_when_it
     with story.stack.stopped("orchestrator"):
         await story.corrected(run, work=scope(refund(order)))
         await story.wait_log(
-            run, lambda log: select(log, "result_filed", disposition="adopted"), seconds=PATIENCE_S, what="for revision 2"
+            run, lambda log: select(log, "result_filed", disposition="adopted"), seconds=PATIENCE_S, what="for a result"
         )
     await until(lambda: "is led by" in story.stack.parts["orchestrator"].said())
     await story.corrected(run, other=scope(refund(some("order"))))
