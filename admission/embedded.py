@@ -34,14 +34,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from admission import keys
 from admission.data_directory import (
     FORMAT,
     LOG,
     MARKER,
     PIDFILE,
     SOCKET_RECORD,
-    StoreRefused,
-    StoreUnavailable,
     disk_full,
     is_locked,
     lock,
@@ -59,13 +58,13 @@ from admission.data_directory import (
     write_marker,
 )
 from admission.server_binary import VERSION_MIN, check_binary, find_binary, parse_version
+from admission.storage import StoreRefused as StoreRefused
+from admission.storage import StoreUnavailable as StoreUnavailable
 
 __all__ = [
     "Server", "StoreRefused", "StoreUnavailable", "check_persistence", "ensure_server", "keep_server", "stop_server",
 ]  # fmt: skip
 
-IDENTITY_KEY = "regate:data-directory"
-"""The one permanent key that this file writes: format and identity, the same as in the marker file."""
 LOAD_TIMEOUT_S = 600.0
 """While a server reports that it is still loading its file, the start timeout does not count; this one does."""
 REPLY_TIMEOUT_S = 5.0
@@ -404,7 +403,7 @@ async def _admit(live: _Live, data_dir: Path, *, appendfsync: str, attached: boo
 async def _check_identity(client: Redis, data_dir: Path) -> None:
     """Compare key and file; write both at the first start. The key comes first: a file alone would mean lost data."""
     of_file = read_marker(data_dir)
-    text = await _ask(client, "GET", IDENTITY_KEY)
+    text = await _ask(client, "GET", keys.DATA_DIRECTORY)
     if text is None:
         if of_file is not None:
             raise StoreRefused(unexpectedly_empty(data_dir, "its identity key is gone"))
@@ -413,12 +412,12 @@ async def _check_identity(client: Redis, data_dir: Path) -> None:
         info: dict[str, Any] = await _ask(client, "INFO", "server")
         fresh = json.dumps({"format": FORMAT, "identity": str(info["run_id"])})
         # Read once more: between the two commands above another starter may have been the first.
-        text = await _ask(client, "GET", IDENTITY_KEY)
+        text = await _ask(client, "GET", keys.DATA_DIRECTORY)
         if text is None and used:
             raise StoreRefused(f"{data_dir} holds data that regate did not write: choose another data directory.")
         if text is None:
-            text = await _ask(client, "SET", IDENTITY_KEY, fresh, "NX", "GET") or fresh
-    of_key = parse_marker(text, f"The key {IDENTITY_KEY} in the store of {data_dir}")
+            text = await _ask(client, "SET", keys.DATA_DIRECTORY, fresh, "NX", "GET") or fresh
+    of_key = parse_marker(text, f"The key {keys.DATA_DIRECTORY} in the store of {data_dir}")
     if of_file is None:
         write_marker(data_dir, text)
     elif of_file != of_key:

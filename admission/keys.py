@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from admission.vocabulary import partition_of
 
-#: The one key outside all partitions: identity, format and partition count of the store (JSON).
+#: Outside all partitions: identity, format and partition count of the store (JSON).
 META = "regate:meta"
+#: Which data directory an embedded server's content belongs to; missing in a store that lost it.
+DATA_DIRECTORY = "regate:data-directory"
 
 
 def tag(partition: int) -> str:

@@ -11,10 +11,11 @@ import msgspec
 
 from admission import commands as cmd
 from admission import events as ev
+from admission.records import Gate
 from admission.standing import in_doubt
 from admission.state import RunState, refusal_key
 from admission.table import Machine, Row
-from admission.vocabulary import AttemptState, GateState, Verdict, canonical, digest, idempotency_key, scope_prefixes
+from admission.vocabulary import AttemptState, Verdict, canonical, digest, idempotency_key, scope_prefixes
 
 FREE, TAKEN, DONE = "free", "taken", "done"
 
@@ -31,16 +32,21 @@ def refused_by_contract(run: RunState, command: cmd.Admit) -> bool:
 def superseded(run: RunState, command: cmd.Admit) -> bool:
     """A gate on the way is closed or sealed, or stands at another revision than the child."""
     own = run.gates.get(command.scope)
-    if own is None or run.finished or own.cur != command.revision or own.target != command.revision:
+    if own is None or own.sealed or run.finished or own.cur != command.revision or own.target != command.revision:
         return True
-    return any(
-        run.gates[s].state in (GateState.CLOSED, GateState.SEALED) for s in _prefixes(command.scope) if s in run.gates
-    )
+    return any(gate.sealed or gate.cur != gate.target for gate in _gates_above(run, command.scope))
 
 
 def held(run: RunState, command: cmd.Admit) -> bool:
     """A gate on the way is held."""
-    return any(run.gates[s].holds for s in _prefixes(command.scope) if s in run.gates)
+    own = run.gates.get(command.scope)
+    return bool(own and own.holds) or any(gate.holds for gate in _gates_above(run, command.scope))
+
+
+def _gates_above(run: RunState, scope: str) -> list[Gate]:
+    if "/" not in scope:
+        return []
+    return [run.gates[s] for s in _prefixes(scope)[:-1] if s in run.gates]
 
 
 def not_the_current_child(run: RunState, command: cmd.Admit) -> bool:

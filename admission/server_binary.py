@@ -12,7 +12,8 @@ import re
 import shutil
 import subprocess
 
-from admission.data_directory import WAYS_OUT, StoreRefused, StoreUnavailable
+from admission.data_directory import WAYS_OUT
+from admission.storage import StoreRefused, StoreUnavailable
 
 VERSION_MIN = (7, 0)
 """Older servers open a directory written by 7.0 or later as an empty one."""

@@ -72,10 +72,7 @@ async def opened_store(settings: Settings, *, new_id: Callable[[], str]) -> Asyn
 
 def data_directory_ready(data_dir: Path) -> None:
     """Make the directory, private to its owner. Raises StoreUnavailable."""
-    try:
-        data_directory.prepare_directory(data_dir)
-    except data_directory.StoreUnavailable as error:
-        raise StoreUnavailable(str(error)) from None
+    data_directory.prepare_directory(data_dir)
 
 
 @contextlib.asynccontextmanager
@@ -92,10 +89,6 @@ async def embedded_server(data_dir: Path) -> AsyncIterator[Server]:
             if not server.attached:
                 (data_dir / STORE_PID).write_text(f"{server.pid}\n")
             yield server
-        except data_directory.StoreUnavailable as error:
-            raise StoreUnavailable(str(error)) from None
-        except data_directory.StoreRefused as error:
-            raise StoreRefused(str(error)) from None
         finally:
             with anyio.CancelScope(shield=True):
                 await _leave(data_dir, users.fileno())
@@ -120,7 +113,7 @@ async def _leave(data_dir: Path, users: int) -> bool:
     if data_directory.recorded_pid(data_dir) == started:
         try:
             await stop_server(data_dir)
-        except data_directory.StoreUnavailable as error:
+        except StoreUnavailable as error:
             log.warning("%s", error)
             return True
     (data_dir / STORE_PID).unlink(missing_ok=True)
@@ -143,10 +136,7 @@ async def _kept(data_dir: Path) -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_noted, data_dir)
-        try:
-            await keep_server(data_dir, report=report)
-        except data_directory.StoreRefused as error:
-            raise StoreRefused(str(error)) from None
+        await keep_server(data_dir, report=report)
 
 
 async def _noted(data_dir: Path) -> None:

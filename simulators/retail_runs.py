@@ -48,25 +48,33 @@ class Api:
 
     async def get(self, path: str, **query: Any) -> Any:
         """A GET, asked again when the connection breaks off."""
-        return await self._ask("GET", path, params=query)
+        return await self._ask("GET", f"{self.stack.url}{path}", headers=self._token, params=query)
+
+    async def shop_hash(self, service: str, user_id: str) -> str:
+        """The hash of a customer's part of a shop's database."""
+        url = f"{self.stack.shops[service]}/database/hash"
+        return str((await self._ask("GET", url, params={"user_id": user_id}))["sha256"])
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """A change; it carries a request id, so that sending it again is safe."""
-        return await self._ask("POST", path, json=body)
+        return await self._ask("POST", f"{self.stack.url}{path}", headers=self._token, json=body)
 
-    async def _ask(self, method: str, path: str, **more: Any) -> Any:
-        headers = {"Authorization": f"Bearer {self.stack.token}"}
+    @property
+    def _token(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.stack.token}"}
+
+    async def _ask(self, method: str, url: str, **more: Any) -> Any:
         for ask in range(1, ASKS_MAX + 1):
             try:
-                answer = await self.http.request(method, f"{self.stack.url}{path}", headers=headers, **more)
+                answer = await self.http.request(method, url, **more)
             except httpx.HTTPError as error:
                 if ask == ASKS_MAX:
-                    raise ApiError(f"{method} {path}: {type(error).__name__} {error}") from None
+                    raise ApiError(f"{method} {url}: {type(error).__name__} {error}") from None
             else:
                 if answer.status_code < 400:
                     return answer.json()
                 if answer.status_code != 503 or ask == ASKS_MAX:
-                    raise ApiError(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
+                    raise ApiError(f"{method} {url}: {answer.status_code} {answer.text[:500]}")
             await anyio.sleep(0.1 * ask)
         raise AssertionError("the loop returns or raises")
 
@@ -180,9 +188,8 @@ class _Driven:
             if self.run:
                 unresolved = (await self.api.get(f"/v1/runs/{self.run}/unresolved"))["unresolved"]
                 await self._read_on(0)
-            url = f"{self.api.stack.shops[self.case.service]}/database/hash"
-            shop_hash = (await self.api.http.get(url, params={"user_id": self.case.user_id})).json()["sha256"]
-        except (ApiError, httpx.HTTPError, KeyError, ValueError) as error:
+            shop_hash = await self.api.shop_hash(self.case.service, self.case.user_id)
+        except (ApiError, KeyError) as error:
             self.trouble = self.trouble or f"the evidence could not be gathered: {error}"
         lines = self._shop_lines()
         return Evidence(self.run, self.log, lines, shop_hash, self.phase, unresolved, self.trouble)

@@ -117,8 +117,12 @@ async def running_stack(settings: StackSettings) -> AsyncIterator[Stack]:
             part.check()
     finally:
         with anyio.CancelScope(shield=True):
-            for part in reversed(started):
-                await part.stop()
+            # The orchestrator was started last and goes first, so that nothing looks for what is gone already.
+            if started:
+                await started.pop().stop()
+            async with anyio.create_task_group() as group:
+                for part in started:
+                    group.start_soon(part.stop)
 
 
 async def _start_shop(settings: StackSettings, name: str, credential: Path, started: list[_Part]) -> _Part:

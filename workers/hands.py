@@ -181,7 +181,8 @@ class Hands:
                     self._check()
                 return Outcome(service, action, arguments, Verdict.REFUSED, str(problem))
             point("worker.effect.after")
-            about = answer.attempt if answer.verdict in (Verdict.IN_FLIGHT, Verdict.IN_DOUBT) else ""
+            if answer.verdict in (Verdict.IN_FLIGHT, Verdict.IN_DOUBT):
+                about = answer.attempt  # so that the next ask is for its outcome, and for no further attempt
             match answer.verdict:
                 case Verdict.SUPERSEDED | Verdict.NOT_CURRENT:
                     self.close(Superseded(answer.revision_in_force))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any
 
@@ -76,6 +77,27 @@ async def test_current_is_caught_up_and_never_ahead(watched: Watched) -> None:
                 tasks.start_soon(look)
     assert all(version <= stored for version, stored in seen), "what is folded ahead of the reply is not shown"
     assert max(version for version, _ in seen) > 1
+
+
+async def test_who_looks_does_not_see_the_next_group(watched: Watched) -> None:
+    """The next group is folded ahead of its reply, on the same state, as soon as the desk goes on."""
+    seen: list[list[str]] = []
+
+    async def look() -> None:
+        seen.append(list((await desk.current(RUN)).claims))
+
+    async with desk_on(watched) as desk, anyio.create_task_group() as tasks:
+        lease = await watched.store.lease(partition_of(RUN, watched.store.partitions), "a", "1", 60_000)
+        watched.close()
+        tasks.start_soon(desk.submit, RUN, Claim("first"))
+        await until(lambda: len(watched.commits) == 1)
+        tasks.start_soon(look)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(functools.partial(desk.submit, RUN, Claim("next"), fence=lease.epoch))
+        await anyio.wait_all_tasks_blocked()
+        watched.open.set()
+    assert seen == [["first"]]
+    assert len(watched.commits) == 3
 
 
 async def test_blobs_are_written_with_the_events_that_name_them(store: Store) -> None:

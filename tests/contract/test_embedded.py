@@ -74,7 +74,7 @@ async def test_starts_in_a_fresh_directory_with_durable_settings(data_dir: Path,
         assert info["process_id"] == server.pid
         assert server.version in (info.get("valkey_version"), info["redis_version"])
         marker = json.loads((data_dir / "regate-data.json").read_text())
-        assert json.loads(await client.get(embedded.IDENTITY_KEY) or "") == marker
+        assert json.loads(await client.get(keys.DATA_DIRECTORY) or "") == marker
         assert (await client.config_get("port"))["port"] == "0"
         assert (await client.config_get("aof-use-rdb-preamble"))["aof-use-rdb-preamble"] == "no"
 

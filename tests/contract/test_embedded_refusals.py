@@ -14,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from admission import data_directory, embedded, server_binary
+from admission import data_directory, server_binary
 from admission.embedded import (
     StoreRefused,
     StoreUnavailable,
@@ -93,7 +93,7 @@ async def test_data_that_is_not_ours_is_refused(data_dir: Path, binary: str) -> 
     server = await ensure_server(data_dir, binary=binary)
     async with client_of(server) as client:
         await client.set("somebody", "else")
-        await client.delete(embedded.IDENTITY_KEY)
+        await client.delete(keys.DATA_DIRECTORY)
     (data_dir / "regate-data.json").unlink()
     with pytest.raises(StoreRefused, match="regate did not write"):
         await ensure_server(data_dir, binary=binary)

@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from admission import keys
 from admission.storage import FORMAT, Compare, Conflict, Index, StoreRefused, StoreUnavailable
 from admission.store import RedisStore, make_client
+from admission.vocabulary import partition_of
 from tests.contract.store_room import (
     WAIT_S,
     StoreServer,
@@ -238,6 +239,26 @@ async def test_an_error_in_one_run_fails_no_other(store_server: StoreServer) -> 
         await store.aclose()
         await client.aclose()
         await client.connection_pool.aclose()
+
+
+async def test_an_empty_commit_rebuilds_indexes_that_were_lost(
+    redis_store: RedisStore, store_server: StoreServer
+) -> None:
+    """What the run's head says of the indexes must not keep them from being written."""
+    partition = partition_of(RUN, redis_store.partitions)
+    index = Index(True, 5, 9)
+    await redis_store.commit(plain(RUN, b"{a}", index=index))
+    client = make_client(store_server.url)
+    try:
+        shared = keys.partition_keys(partition)
+        await client.delete(shared.live, shared.attention, shared.timers)
+    finally:
+        await client.aclose()
+        await client.connection_pool.aclose()
+    committed(await redis_store.commit(plain(RUN, known=1, index=index)))
+    assert await redis_store.live(partition) == [RUN]
+    assert await redis_store.attention() == [(RUN, 5)]
+    assert await redis_store.next_due_ms(partition) == 9
 
 
 # --- the server goes and comes

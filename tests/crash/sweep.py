@@ -92,7 +92,9 @@ class Scenario:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._revive)
             run = await self._redirected()
-            entries = await self.story.wait_log(run, _both_adopted, seconds=PATIENCE_S, what=f"for the end of {self.case}")
+            entries = await self.story.wait_log(
+                run, _both_adopted, seconds=PATIENCE_S, what=f"for the end of {self.case}"
+            )
             tasks.cancel_scope.cancel()
         killed = bool(self.case.role) and not order.exists()
         order.unlink(missing_ok=True)

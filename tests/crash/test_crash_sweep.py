@@ -1,10 +1,11 @@
-"""The crash sweep: at every named point of a redirected run, the process that reaches it dies of SIGKILL and comes back.
+"""The crash sweep: at every named point of a redirected run, the process that reaches it dies of SIGKILL and returns.
 
 Clean runs are recorded first; each point that was reached, at its first and at a middle hit, is a case. After each case
 the checker compares the log with what the services wrote down themselves. A new point is covered on the day on which it
 is added.
 
-Environment: REGATE_SWEEP=I/M runs the I-th of M shares (default 1/4), REGATE_LONG=1 runs all, REGATE_SEED is what
+Environment: REGATE_SWEEP=I/M runs the I-th of M shares (default 1/2), REGATE_LONG=1 runs all and
+adds the second and the last hit, REGATE_SEED is what
 faults and order are drawn from, REGATE_CASE=NUMBER:ROLE:POINT:N runs one case, as a failure names it.
 """
 
@@ -28,7 +29,7 @@ from tests.scenario.story import told_on
 pytestmark = pytest.mark.anyio
 
 SEED = int(os.environ.get("REGATE_SEED", "7"))
-SHARE_DEFAULT = "1/4"
+SHARE_DEFAULT = "1/2"
 #: Stacks beside each other: while one waits for a process to come back, the other works.
 LANES = 2
 CLEAN_RUNS = 4
@@ -73,9 +74,14 @@ def cases_of(clean: list[Told]) -> list[Case]:
     most: Counter[tuple[str, str]] = Counter()
     for told in clean:
         most |= told.hits
-    hits = [(role, point, n) for (role, point), count in most.items() for n in sorted({1, count // 2 + 1})]
+    hits = [(role, point, n) for (role, point), count in most.items() for n in sorted(_chosen(count))]
     random.Random(SEED).shuffle(hits)
     return [Case(CLEAN_RUNS + number, *hit) for number, hit in enumerate(hits, start=1)]
+
+
+def _chosen(count: int) -> set[int]:
+    middle = {1, count // 2 + 1}
+    return middle | {min(2, count), count} if os.environ.get("REGATE_LONG") == "1" else middle
 
 
 def share_of(cases: list[Case]) -> list[Case]:
@@ -91,8 +97,8 @@ async def test_whoever_dies_at_whatever_point_comes_back_and_nothing_is_done_twi
 ) -> None:
     alone = os.environ.get("REGATE_CASE")
     if alone:
-        [told] = await play(stacks[:1], [Case.parse(alone)])
-        assert told.killed, "the point was not reached that often"
+        [only] = await play(stacks[:1], [Case.parse(alone)])
+        assert only.killed, "the point was not reached that often"
         return
     began = time.monotonic()
     clean = await play(stacks, [Case(number) for number in range(1, CLEAN_RUNS + 1)])
@@ -104,8 +110,8 @@ async def test_whoever_dies_at_whatever_point_comes_back_and_nothing_is_done_twi
     with capsys.disabled():
         print(
             f"\ncrash sweep, seed {SEED}: {len(told) - len(missed)} of {len(share)} kills carried out "
-            f"({len(everything)} cases: {len(points)} points of {len({p for _, p in points})} names, first and middle "
-            f"hit) in {time.monotonic() - began:.0f} s; not reached: {', '.join(missed) or 'none'}"
+            f"({len(everything)} cases: {len(points)} points of {len({p for _, p in points})} names, times their "
+            f"chosen hits) in {time.monotonic() - began:.0f} s; not reached: {', '.join(missed) or 'none'}"
         )
     assert {role for role, _ in points} == {"orchestrator", "gateway", "plan"}
     assert len(missed) <= MISSED_MAX * len(share), missed

@@ -59,7 +59,7 @@ _OPERATIONS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "modify_user_address": {
             "request": {"method": "POST", "path": "/actions/modify_user_address"},
-            "arguments": {n: "string" for n in "user_id address1 address2 city state country zip".split()},
+            "arguments": dict.fromkeys("user_id address1 address2 city state country zip".split(), "string"),
             "target": "user_id",
         },
     },
@@ -235,8 +235,7 @@ class Stack:
             self._part(name, "-m", "simulators", "service", service.kind, *options)
         think = ["--think-ms", str(spec.think_ms)]
         self._part("plan", "-m", "workers", "plan", "--port", str(self.ports["plan"]), *think)
-        for name, options in spec.children.items():
-            kind, *rest = options
+        for name, (kind, *rest) in spec.children.items():
             self._part(name, "-m", "simulators", "child", kind, "--port", str(self.ports[name]), *rest)
         serve = ["-m", "orchestrator", "serve", "--config", str(folder / "regate.toml")]
         self._part("gateway", *serve, "--roles", "gateway")

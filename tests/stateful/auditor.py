@@ -32,6 +32,7 @@ class Auditor:
     services: Services
     head: int = 0
     limit: int | None = None
+    goals: dict[int, ev.Goal] = field(default_factory=dict)
     sealed: bool = False
     ended: bool = False
     doors: dict[str, Door] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class Auditor:
     admitted: dict[str, ev.EffectAdmitted] = field(default_factory=dict)
     first_permit: dict[str, int] = field(default_factory=dict)
     newest_child: dict[str, ev.ChildPlanned] = field(default_factory=dict)
+    planned: dict[str, ev.ChildPlanned] = field(default_factory=dict)
     ended_children: set[str] = field(default_factory=set)
     autonomous: dict[str, ev.ChildPlanned] = field(default_factory=dict)
     checkpoints: dict[str, ev.Checkpoint] = field(default_factory=dict)
@@ -56,11 +58,17 @@ class Auditor:
             and all(d.cur == d.target and not d.held for d in doors)
         )  # fmt: skip
 
+    def planned_occurrences(self, event: ev.EffectAdmitted) -> set[int]:
+        """The occurrences that the plan in force for the effect's scope lists for it."""
+        plan = self.goals[event.revision].plan.get(event.scope, ev.ScopePlan(agent=""))
+        mine = [a for a in plan.actions if a.action == event.operation and event.target in a.arguments.values()]
+        return {n for a in mine for n in range(1, a.occurrence + 1)}
+
     def read(self, event: ev.Event, before: dict[str, Attempt], after: dict[str, Attempt]) -> None:
         """One event, with the attempts as folded before and after it."""
         match event:
             case ev.RunStarted(goal=goal):
-                self.head, self.limit = 1, goal.budget_effects
+                self.head, self.limit, self.goals = 1, goal.budget_effects, {1: goal}
                 self.doors = {scope: Door(1, 1) for scope in goal.plan}
             case ev.UpdateRecorded(request_id=request):
                 self.requests[request] = self.requests.get(request, 0) + 1
@@ -81,8 +89,10 @@ class Auditor:
             case ev.ChildPlanned():
                 assert self.may_act(event.scope, event.revision), "S2: a child planned behind a closed gate"
                 self.newest_child[event.scope] = event
-                if event.mode is ChildMode.AUTONOMOUS:
-                    self.autonomous[event.child] = event
+                self.planned[event.child] = event
+            case ev.LaunchStarted(child=child):
+                if self.planned[child].mode is ChildMode.AUTONOMOUS:
+                    self.autonomous[child] = self.planned[child]
             case ev.ChildSeen(child=child, state=state):
                 if state.value in ("completed", "failed", "canceled", "rejected"):
                     self.ended_children.add(child)
@@ -101,6 +111,7 @@ class Auditor:
     def _accepted(self, event: ev.RevisionAccepted) -> None:
         assert event.n == self.head + 1, "S1: revisions are 1..n in order"
         self.head, self.limit = event.n, event.goal.budget_effects
+        self.goals[event.n] = event.goal
         held = any(door.held for door in self.doors.values())
         for scope, door in self.doors.items():
             if any(scope == p or scope.startswith(p + "/") for p in event.affects):
@@ -140,11 +151,15 @@ class Auditor:
         assert bytes_of == (event.slot, event.input_ref), "S14: one key, one slot and payload"
         same = [a for a in attempts.values() if a.slot == event.slot]
         assert all(a.state in (AttemptState.FAILED, AttemptState.REVOKED) for a in same), "S4: the slot was taken"
+        occurrence = int(event.slot.rsplit("#", 1)[1])
+        assert occurrence == 1 or occurrence in self.planned_occurrences(event), "an occurrence that nobody planned"
+        standing = [a for a in attempts.values() if a.state not in (AttemptState.FAILED, AttemptState.REVOKED)]
+        words = {a.slot.rsplit("#", 1)[0] for a in standing if a.conflict_key == event.conflict_key}
+        assert not event.conflict_key or words <= {event.slot.rsplit("#", 1)[0]}, "S4: the same intent in other words"
         if event.generation > 1:
             last = [a for a in same if a.generation == event.generation - 1]
             assert any(a.state is AttemptState.FAILED for a in last), "S14: the key grew without a conclusive no"
-        used = [a.cost for a in attempts.values() if a.state not in (AttemptState.FAILED, AttemptState.REVOKED)]
-        assert self.limit is None or sum(used) + event.cost <= self.limit, "S10: over the budget"
+        assert self.limit is None or sum(a.cost for a in standing) + event.cost <= self.limit, "S10: over the budget"
         self.admitted[event.attempt] = event
 
     def _granted(self, event: ev.TryGranted, attempts: dict[str, Attempt]) -> None:

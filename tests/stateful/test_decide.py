@@ -55,7 +55,7 @@ def _goal(budget: int | None) -> ev.Goal:
 class Protocol(RuleBasedStateMachine):
     """One run, from its start until everything has healed."""
 
-    @initialize(budget=st.sampled_from([None, 4, 8]), autonomous=st.sampled_from([None, None, "a", "p"]))
+    @initialize(budget=st.sampled_from([None, 2, 5]), autonomous=st.sampled_from([None, None, "a", "p"]))
     def start(self, budget: int | None, autonomous: str | None) -> None:
         self.stage = Stage()
         self.services = Services()
@@ -64,6 +64,7 @@ class Protocol(RuleBasedStateMachine):
         self.shadow = RunState(RUN)
         self.autonomous = autonomous
         self.requests = 0
+        self.asked: list[cmd.Command] = []
         self.stage.ok(cmd.Start(run=RUN, principal="ann", request_id="start", goal=_goal(budget)))
 
     # -- checking -------------------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ class Protocol(RuleBasedStateMachine):
     def correct(self, n: int, again: bool, expected: bool) -> None:
         scope = SCOPES[n % 4]
         changed = ev.Goal(text="", plan={scope: plan(brief=f"brief {len(self.stage.log)}")})
-        self.stage.do(
+        self._ask(
             cmd.Revise(
                 kind=UpdateKind.CORRECT, request_id=self._request(again and expected), goal=changed,
                 expected_revision=self.stage.run.head if expected else None,
@@ -101,17 +102,17 @@ class Protocol(RuleBasedStateMachine):
     def replace(self, n: int) -> None:
         fresh = ev.Goal(text=f"new {n}", plan={"a": plan(), f"n{n % 2}": plan(needs=("a",))}, budget_effects=4 + n)
         if n < 4:
-            self.stage.do(cmd.Revise(kind=UpdateKind.REPLACE, request_id=self._request(False), goal=fresh))
+            self._ask(cmd.Revise(kind=UpdateKind.REPLACE, request_id=self._request(False), goal=fresh))
 
     @rule(kind=st.sampled_from([cmd.Pause, cmd.Resume, cmd.Resume]), again=YES)
     def hold_or_release(self, kind: type[Any], again: bool) -> None:
-        self.stage.do(kind(request_id=self._request(again)))
+        self._ask(kind(request_id=self._request(again)))
 
     @precondition(lambda self: len(self.stage.log) > 40)
     @rule(n=N)
     def cancel(self, n: int) -> None:
         if n == 0:
-            self.stage.do(cmd.Cancel(request_id=self._request(False)))
+            self._ask(cmd.Cancel(request_id=self._request(False)))
 
     @rule(n=N)
     def an_operator_decides_rightly(self, n: int) -> None:
@@ -124,7 +125,18 @@ class Protocol(RuleBasedStateMachine):
             row = rows[n % len(rows)]
             said = {"reason": "looked", "evidence": "the service's own list", "by": "op"}
             happened = self.services.happened(row.key)
-            self.stage.do(cmd.Resolve(attempt=row.id, happened=happened, request_id=self._request(False), **said))
+            self._ask(cmd.Resolve(attempt=row.id, happened=happened, request_id=self._request(False), **said))
+
+    @rule(n=N)
+    def a_request_is_sent_again(self, n: int) -> None:
+        """However late: what was carried out is answered, and not carried out twice (S13)."""
+        if self.asked:
+            command = self.asked[n % len(self.asked)]
+            assert self.stage.do(command).events == ()
+
+    def _ask(self, command: Any) -> None:
+        if self.stage.do(command).accepted:
+            self.asked.append(command)
 
     # -- workers --------------------------------------------------------------------------------------------------------
 
@@ -145,8 +157,8 @@ class Protocol(RuleBasedStateMachine):
         child = self._child(n)
         if child is None:
             return
-        name = f"o{order % 4}"
-        slot = slot_of("shop", contract.operation, name, {"words": words}, occurrence=occurrence)
+        name = f"o{order % 3}"
+        slot = slot_of("shop", contract.operation, name, {"words": words and order > 6}, occurrence=occurrence)
         answer = self.stage.do(
             cmd.Admit(
                 child=child.id, scope=child.scope, revision=child.revision, task=child.task, service="shop",
@@ -208,7 +220,8 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(n=N)
     def a_gateway_wants_to_try_again(self, n: int) -> None:
-        rows = [a for a in self.stage.run.attempts.values() if a.tries]
+        rows = [a for a in self.stage.run.attempts.values() if a.state is AttemptState.SENDING]
+        rows = rows or list(self.stage.run.attempts.values())
         if rows:
             row = rows[-1 - n % len(rows)]
             if self.stage.do(cmd.GrantTry(attempt=row.id, n=len(row.tries) + 1, gateway=f"g{n % 2}")).accepted:
@@ -242,6 +255,18 @@ class Protocol(RuleBasedStateMachine):
         if rows and finding is not Finding.EXECUTED:
             row = rows[n % len(rows)]
             self.stage.do(cmd.Classify(attempt=row.id, finding=finding, basis=basis, epoch=1, clock_before_ms=self.stage.now))
+
+    @rule(n=N, back=st.sampled_from([0, 0, 1, 2]))
+    def a_conductor_with_an_old_list_acts(self, n: int, back: int) -> None:
+        """What it wants may have been right a moment ago: every precondition is derived again."""
+        scope = list(self.stage.run.gates)[n % len(self.stage.run.gates)]
+        gate = self.stage.run.gates[scope]
+        self.stage.do(cmd.OpenScope(scope=scope, revision=gate.target - back, epoch=1))
+        self.stage.do(cmd.PlanChild(scope=scope, revision=gate.target - back, mode=self._mode(scope)))
+        child = self._child(n)
+        if child is not None:
+            self.stage.do(cmd.StartLaunch(child=child.id))
+        self.stage.do(cmd.Finish(epoch=1))
 
     @rule(ms=st.sampled_from([1, 60, 300, 1_600, 6_000, 20_000, 90_000, 590_000]))
     def time_passes(self, ms: int) -> None:
