@@ -14,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from admission import data_directory, server_binary
+from admission import data_directory, keys, server_binary
 from admission.embedded import (
     StoreRefused,
     StoreUnavailable,

@@ -91,6 +91,7 @@ class Auditor:
                 self.newest_child[event.scope] = event
                 self.planned[event.child] = event
             case ev.LaunchStarted(child=child):
+                assert self.may_act(self.planned[child].scope, self.planned[child].revision), "S2: launched while held"
                 if self.planned[child].mode is ChildMode.AUTONOMOUS:
                     self.autonomous[child] = self.planned[child]
             case ev.ChildSeen(child=child, state=state):

@@ -51,10 +51,9 @@ class World:
 
     def arrives(self, send: Send, willing: str, *, reply: bool, retry_in: int = 0) -> None:
         """A request reaches its service; its gateway, if it still waits and the reply is not lost, records the answer."""
-        if send.facts.contract_class in (ContractClass.KEY, ContractClass.LOOKUP):
-            if self.stage.now - send.granted_at > send.facts.late_arrival_max_ms:
-                self.sends.remove(send)  # nothing lives longer on the wire than the contract says
-                return
+        if send.facts.dedupes and self.stage.now - send.granted_at > send.facts.late_arrival_max_ms:
+            self.sends.remove(send)  # assumed, not proven: nothing lives longer on the wire than the contract says
+            return
         self.sends.remove(send)
         answer = self.services.arrive(send, self.stage.now, willing=willing)
         if reply and send.gateway_waits:
