@@ -22,7 +22,7 @@ import anyio
 import pytest
 from redis.exceptions import RedisError
 
-from admission import data_directory, keys, server_binary
+from admission import data_directory, embedded, keys, server_binary
 from admission.embedded import (
     StoreRefused,
     StoreUnavailable,
