@@ -26,7 +26,6 @@ from admission.standing import (
     is_live,
     phase,
     seen_to_end,
-    waiting_scopes_since,
 )
 from admission.state import RunState
 from admission.storage import Index
@@ -320,13 +319,14 @@ def _still(run: RunState) -> _Still:
             if not child.settled
         )
         or all(run.scope_done(scope) or exhausted(run, scope) for scope in run.gates)
+        or any(run.attempts[attempt_id].state is AttemptState.UNKNOWN for attempt_id in run.open_attempts)
     ):
         return _Still(run.shape, steady=False)
-    # No gate is closed, so nothing below looks at attempts.
+    # No gate is closed and nothing is unknown, so nothing below looks at attempts.
     times = _Times(run.time)
     due = [*_gates(run, 0), *(action for child in run.children.values() for action in _child(run, child, times))]
     acts = any(not isinstance(action, Observe) for action in due)
-    return _Still(run.shape, steady=True, acts=acts, attention_ms=waiting_scopes_since(run))
+    return _Still(run.shape, steady=True, acts=acts, attention_ms=attention_since(run))
 
 
 def index_of(run: RunState) -> Index:

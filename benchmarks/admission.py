@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import sys
@@ -40,6 +41,8 @@ PARTS: Mapping[str, Callable[[dict[str, Any]], Awaitable[None]]] = {
     "gateway": serve_gateway,
     "load": serve_load,
 }
+#: A load average above this says that others use the machine.
+BUSY = 0.5
 #: Slots of the history are below it.
 FIRST_NEW_EFFECT = 50_000_000
 
@@ -118,6 +121,7 @@ def main() -> int:
         anyio.run(PARTS[given.part], json.loads(given.settings))
         return 0
     size = "smoke" if given.smoke else "quick" if given.quick else "full"
+    busy = os.getloadavg()[0]
     folder = Path(tempfile.mkdtemp(prefix="regate-bench-", dir=given.dir))
     begun = perf_counter()
     try:
@@ -129,11 +133,14 @@ def main() -> int:
         return 0
     for mode, figures in found.items():
         print(f"\n{table(mode, figures)}")
-    rounds = SIZES[size].rounds
     print(
         f"\n{size}, {perf_counter() - begun:.0f} s; Python {platform.python_version()}, {platform.machine()}, "
-        f"{next(iter(found.values()))['server']}; best of {rounds} rounds. Trust the ratios."
+        f"{next(iter(found.values()))['server']}; best of {SIZES[size].rounds} rounds. Trust the ratios."
     )
+    if busy > BUSY:
+        print(
+            f"The machine was busy before we began (load {busy:.1f} on {os.cpu_count()} cores): no figure is its best."
+        )
     return 0
 
 

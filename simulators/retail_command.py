@@ -7,6 +7,7 @@ own. Exit code 1 on any violation, with the command line that repeats it. Also `
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import signal
 import sys
@@ -72,7 +73,8 @@ class Options:
     room: Path
 
 
-@app.command()
+# A callback and not a command, since it is mounted under its name: `regate retail --tasks 6`.
+@app.callback(invoke_without_command=True, subcommand_metavar="")
 def retail(
     *,
     data: Annotated[
@@ -214,6 +216,7 @@ async def _round(
         options.room / f"{shift.value}-{seed}",
         options.folder,
         cases.services,
+        secrets.token_hex(16),
         options.asked.contract,
         options.asked.faults,
         seed,

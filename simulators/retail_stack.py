@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -48,11 +47,15 @@ class StackError(Exception):
 
 @dataclass(frozen=True)
 class StackSettings:
-    """What a round is started with. `data` None is the data set of the package. Times in ms."""
+    """What a round is started with. `data` None is the data set of the package. Times in ms.
+
+    `credential` is the bearer token that the shops want to see.
+    """
 
     folder: Path
     data: Path | None
     shops: Sequence[str]
+    credential: str
     contract: ContractKind = ContractKind.VOID
     profile: Profile = Profile.NONE
     seed: int = 0
@@ -100,7 +103,7 @@ async def running_stack(settings: StackSettings) -> AsyncIterator[Stack]:
     started: list[_Part] = []
     try:
         credential = folder / "shop.credential"
-        _write_private(credential, secrets.token_hex(16))
+        _write_private(credential, settings.credential)
         parts = {name: await _start_shop(settings, name, credential, started) for name in settings.shops}
         command = ["-m", "workers", "plan", "--think-ms", str(settings.think_ms)]
         agent = await _Part.start("worker", command, folder, started)

@@ -39,7 +39,7 @@ _KEYED = {
     "unavailable_statuses": [503, 410, 412],
     "tries_max": 3,
     "timeout_ms": 4_000,
-    "reconcile_deadline_ms": 8_000,
+    "reconcile_deadline_ms": 3_000,
 }
 _FORGETFUL = {
     "class": "OPAQUE",

@@ -153,6 +153,23 @@ async def test_c32_what_landed_during_a_pause_is_not_repeated_when_the_run_is_re
     await story.checker()
 
 
+async def test_c32_what_is_in_doubt_when_a_run_is_resumed_is_classified_before_it_is_done_again(story: Story) -> None:
+    order = some("order")
+    story.stack.fault("payments", "refund", "lose", calls=3)
+    run = await story.start(pay=scope(refund(order)))
+    await story.wait_event(run, "try_recorded", outcome="in_doubt")
+    assert (await story.steer(run, "pause")).status_code == 200
+    [row] = effects_on(await story.view(run), order)
+    assert row["outcome"] == "sending", "in doubt is not failed"
+    assert (await story.steer(run, "resume")).status_code == 200
+    view = await story.wait_end(run)
+    [row] = effects_on(view, order)
+    assert (row["outcome"], row["basis"], row["generation"]) == ("succeeded", "lookup_found", 1)
+    assert len(story.stack.effects("payments", order)) == 1
+    story.stack.restart("payments")
+    await story.checker()
+
+
 async def test_c32_a_run_cannot_be_started_as_the_successor_of_another_whose_effects_it_would_not_know(
     story: Story,
 ) -> None:

@@ -20,7 +20,9 @@ from tests.scenario.story import Story, child_of, children_in, effects_on, mail,
 pytestmark = pytest.mark.anyio
 
 SPEC = StackSpec(
-    services={"payments": PAYMENTS, "mail": MAIL, "letters": LETTERS}, children={"silent": ("never_answers",)}
+    services={"payments": PAYMENTS, "mail": MAIL, "letters": LETTERS},
+    children={"silent": ("never_answers",)},
+    partitions=1,
 )
 #: A restart, the time until a lease or a child counts as lost, and a loaded machine.
 PATIENCE_S = 45.0
@@ -190,9 +192,15 @@ async def test_when_everything_is_killed_at_once_the_run_goes_on_afterwards(stor
     await story.checker()
 
 
+async def _beside_each_other(story: Story) -> None:
+    """A second orchestrator, started when the first is known to hold the lease."""
+    await story.wait_end(await story.start(pay=scope(refund(some("order")))), seconds=PATIENCE_S)
+    story.stack.start("orchestrator2")
+
+
 async def test_a_second_orchestrator_takes_over_when_the_first_is_killed(story: Story) -> None:
     to, order = some("bob"), some("order")
-    story.stack.start("orchestrator2")
+    await _beside_each_other(story)
     story.stack.fault("mail", "send_message", "delay", ms=1_500)
     run = await story.start(tell=scope(mail(to), refund(order)))
     child = await story.child_at_work(run, "tell")
@@ -210,7 +218,7 @@ async def test_a_second_orchestrator_takes_over_when_the_first_is_killed(story: 
 async def test_an_orchestrator_that_stood_still_past_its_lease_is_fenced_when_it_wakes(story: Story) -> None:
     story.stack.ensure("silent")
     order = some("order")
-    story.stack.start("orchestrator2")
+    await _beside_each_other(story)
     run = await story.start(work=scope(agent="silent"), other=scope(agent="silent"))
     await story.child_at_work(run, "work")
     await story.child_at_work(run, "other")

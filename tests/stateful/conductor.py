@@ -34,7 +34,7 @@ class World:
     sends: list[Send] = field(default_factory=list)
     tasks: dict[str, Task] = field(default_factory=dict)
 
-    # -- gateways -------------------------------------------------------------------------------------------------------
+    # -- gateways ------------------------------------------------------------------------------------------------------
 
     def permitted(self, attempt_id: str) -> None:
         """A try was granted: its request is with a gateway from now on."""
@@ -50,7 +50,7 @@ class World:
         assert self.stage.do(said).accepted, "evidence is never refused"
 
     def arrives(self, send: Send, willing: str, *, reply: bool, retry_in: int = 0) -> None:
-        """A request reaches its service; its gateway, if it still waits and the reply is not lost, records the answer."""
+        """A request reaches its service; its gateway, if it waits and the reply is not lost, records the answer."""
         if send.facts.dedupes and self.stage.now - send.granted_at > send.facts.late_arrival_max_ms:
             self.sends.remove(send)  # assumed, not proven: nothing lives longer on the wire than the contract says
             return
@@ -62,7 +62,7 @@ class World:
         elif send.gateway_waits:
             self.record(send, TryOutcome.IN_DOUBT, Basis.GAVE_UP, retry_in=retry_in)
 
-    # -- the conductor --------------------------------------------------------------------------------------------------
+    # -- the conductor -------------------------------------------------------------------------------------------------
 
     def perform(self, action: ag.Action, *, mode: ChildMode = ChildMode.MEDIATED, reached: bool = True) -> None:
         """One action. `reached` False: what had to be asked outside did not answer."""
@@ -110,7 +110,11 @@ class World:
         if row.tries and all(t.outcome is TryOutcome.NOT_EXECUTED for t in row.tries):
             self._classify(row, Found(Finding.NOT_EXECUTED, Basis.NOTHING_WRITTEN), 0)
             return
-        method = {ContractClass.VOID: Method.VOID, ContractClass.LOOKUP: Method.LOOKUP, ContractClass.NOT_AFTER: Method.LOOKUP}
+        method = {
+            ContractClass.VOID: Method.VOID,
+            ContractClass.LOOKUP: Method.LOOKUP,
+            ContractClass.NOT_AFTER: Method.LOOKUP,
+        }
         if facts.contract_class not in method:
             self._classify(row, Found(Finding.UNKNOWN, Basis.GAVE_UP), 0)
             return
@@ -134,7 +138,7 @@ class World:
             )
         )  # fmt: skip
 
-    # -- children -------------------------------------------------------------------------------------------------------
+    # -- children ------------------------------------------------------------------------------------------------------
 
     def work(self, child: str, state: TaskState) -> None:
         """The child's agent reaches a state of its own accord."""

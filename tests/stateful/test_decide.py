@@ -67,7 +67,7 @@ class Protocol(RuleBasedStateMachine):
         self.asked: list[cmd.Command] = []
         self.stage.ok(cmd.Start(run=RUN, principal="ann", request_id="start", goal=_goal(budget)))
 
-    # -- checking -------------------------------------------------------------------------------------------------------
+    # -- checking ------------------------------------------------------------------------------------------------------
 
     @invariant()
     def the_log_keeps_the_invariants(self) -> None:
@@ -81,7 +81,7 @@ class Protocol(RuleBasedStateMachine):
         if unknown:
             assert attention_since(self.shadow) is not None, "S16: an unknown that nobody is shown"
 
-    # -- people ---------------------------------------------------------------------------------------------------------
+    # -- people --------------------------------------------------------------------------------------------------------
 
     def _request(self, again: bool) -> str:
         self.requests += 0 if again and self.requests else 1
@@ -118,9 +118,7 @@ class Protocol(RuleBasedStateMachine):
     def an_operator_decides_rightly(self, n: int) -> None:
         """Only where nothing can arrive any more: people can be wrong, but this one looks first."""
         flying = {s.attempt for s in self.world.sends}
-        rows = [
-            a for a in self.stage.run.attempts.values() if a.state is AttemptState.UNKNOWN and a.id not in flying
-        ]
+        rows = [a for a in self.stage.run.attempts.values() if a.state is AttemptState.UNKNOWN and a.id not in flying]
         if rows:
             row = rows[n % len(rows)]
             said = {"reason": "looked", "evidence": "the service's own list", "by": "op"}
@@ -138,7 +136,7 @@ class Protocol(RuleBasedStateMachine):
         if self.stage.do(command).accepted:
             self.asked.append(command)
 
-    # -- workers --------------------------------------------------------------------------------------------------------
+    # -- workers -------------------------------------------------------------------------------------------------------
 
     def _child(self, n: int) -> Any:
         rows = list(self.stage.run.children.values())
@@ -195,7 +193,7 @@ class Protocol(RuleBasedStateMachine):
         if child is not None and n % 3 == 0:
             self.stage.do(cmd.DeclareLost(child=child.id, detail="task not found"))
 
-    # -- the wire -------------------------------------------------------------------------------------------------------
+    # -- the wire ------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.sends)
     @rule(n=N, willing=st.sampled_from(["ok", "ok", "no", "busy"]), reply=YES, retry=st.sampled_from([0, 0, 800]))
@@ -227,7 +225,7 @@ class Protocol(RuleBasedStateMachine):
             if self.stage.do(cmd.GrantTry(attempt=row.id, n=len(row.tries) + 1, gateway=f"g{n % 2}")).accepted:
                 self.world.permitted(row.id)
 
-    # -- the conductor --------------------------------------------------------------------------------------------------
+    # -- the conductor -------------------------------------------------------------------------------------------------
 
     def _mode(self, scope: str) -> ChildMode:
         return ChildMode.AUTONOMOUS if scope == self.autonomous else ChildMode.MEDIATED
@@ -254,7 +252,9 @@ class Protocol(RuleBasedStateMachine):
         rows = [a for a in self.stage.run.attempts.values() if a.open]
         if rows and finding is not Finding.EXECUTED:
             row = rows[n % len(rows)]
-            self.stage.do(cmd.Classify(attempt=row.id, finding=finding, basis=basis, epoch=1, clock_before_ms=self.stage.now))
+            self.stage.do(
+                cmd.Classify(attempt=row.id, finding=finding, basis=basis, epoch=1, clock_before_ms=self.stage.now)
+            )
 
     @rule(n=N, back=st.sampled_from([0, 0, 1, 2]))
     def a_conductor_with_an_old_list_acts(self, n: int, back: int) -> None:
@@ -272,7 +272,7 @@ class Protocol(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.stage.now += ms
 
-    # -- healing --------------------------------------------------------------------------------------------------------
+    # -- healing -------------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
         """From here on everything answers. A run that then neither ends nor shows why is stuck."""
@@ -289,9 +289,9 @@ class Protocol(RuleBasedStateMachine):
             raise AssertionError(f"goes round in circles: {self.stage.agenda()}, {phase(self.stage.run)}")
         self.the_log_keeps_the_invariants()
         end, shown = phase(self.stage.run), attention_since(self.stage.run)
-        assert end in TERMINAL_PHASES or (end in (RunPhase.BLOCKED, RunPhase.CANCELLED_UNRESOLVED) and shown is not None), (
-            f"stuck: {end}, attention {shown}, agenda {self.stage.agenda()}"
-        )
+        assert end in TERMINAL_PHASES or (
+            end in (RunPhase.BLOCKED, RunPhase.CANCELLED_UNRESOLVED) and shown is not None
+        ), f"stuck: {end}, attention {shown}, agenda {self.stage.agenda()}"
         assert index_of(self.stage.run).attention_ms == shown
 
     def _heal_once(self) -> bool:

@@ -23,14 +23,17 @@ def _facts(contract_class: ContractClass, blocks: Blocks = Blocks.SCOPE, *, dedu
     timed = contract_class is ContractClass.NOT_AFTER
     return ev.ContractFacts(
         service="shop", operation=name, version="1", contract_class=contract_class, schema_hash=name,
-        unknown_blocks=blocks, dedupes=dedupes, tries_max=3 if dedupes else 2, timeout_ms=1_000,
+        unknown_blocks=blocks, dedupes=dedupes,
+        tries_max=3 if dedupes else 2, timeout_ms=1_000,
         retention_ms=RETENTION_MS if dedupes else 0, late_arrival_max_ms=LATE_MAX_MS,
-        not_after_max_age_ms=5_000 if timed else 0, clock_skew_ms=300 if timed else 0, lookup_lag_ms=LAG_MS if timed else 0,
+        not_after_max_age_ms=5_000 if timed else 0, clock_skew_ms=300 if timed else 0,
+        lookup_lag_ms=LAG_MS if timed else 0,
     )  # fmt: skip
 
 
 CONTRACTS = (
-    _facts(ContractClass.VOID), _facts(ContractClass.NOT_AFTER), _facts(ContractClass.LOOKUP), _facts(ContractClass.KEY),
+    _facts(ContractClass.VOID), _facts(ContractClass.NOT_AFTER), _facts(ContractClass.LOOKUP),
+    _facts(ContractClass.KEY),
     _facts(ContractClass.OPAQUE, dedupes=False), _facts(ContractClass.OPAQUE, Blocks.SLOT, dedupes=False),
     _facts(ContractClass.VOID, Blocks.SLOT),
 )  # fmt: skip

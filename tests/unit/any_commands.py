@@ -39,7 +39,9 @@ DRAW = st.tuples(*(st.integers(0, 59) for _ in range(4)))
 def history(seed: int, steps: int = 80) -> list[Draw]:
     """A long history from one seed: all commands are equally likely, which a shrinking strategy does not give."""
     chance = random.Random(seed)
-    return [(chance.randrange(60), chance.randrange(60), chance.randrange(60), chance.randrange(60)) for _ in range(steps)]
+    return [
+        (chance.randrange(60), chance.randrange(60), chance.randrange(60), chance.randrange(60)) for _ in range(steps)
+    ]
 
 
 #: Short histories, to which a failure shrinks, and long ones, in which it is found.
@@ -57,7 +59,8 @@ _CONTRACTS = [
           not_after_max_age_ms=20_000 if c is ContractClass.NOT_AFTER else 0, cost=cost)
     for c, b, cost in [
         (ContractClass.VOID, Blocks.SCOPE, 1), (ContractClass.NOT_AFTER, Blocks.SCOPE, 2),
-        (ContractClass.LOOKUP, Blocks.SCOPE, 1), (ContractClass.OPAQUE, Blocks.SLOT, 1), (ContractClass.KEY, Blocks.SCOPE, 1),
+        (ContractClass.LOOKUP, Blocks.SCOPE, 1), (ContractClass.OPAQUE, Blocks.SLOT, 1),
+        (ContractClass.KEY, Blocks.SCOPE, 1),
     ]
 ]  # fmt: skip
 
@@ -96,7 +99,16 @@ def _revise(stage: Stage, a: int, b: int, c: int) -> cmd.Command:
 
 
 def _person(stage: Stage, a: int, b: int, c: int) -> cmd.Command:
-    kinds: list[type[Any]] = [cmd.Pause, cmd.Resume, cmd.Resume, cmd.Pause, cmd.Resume, cmd.Resume, cmd.Pause, cmd.Cancel]
+    kinds: list[type[Any]] = [
+        cmd.Pause,
+        cmd.Resume,
+        cmd.Resume,
+        cmd.Pause,
+        cmd.Resume,
+        cmd.Resume,
+        cmd.Pause,
+        cmd.Cancel,
+    ]
     return _of(kinds, a)(request_id=f"r{b}")  # type: ignore[no-any-return]
 
 
@@ -121,24 +133,27 @@ def _record(stage: Stage, a: int, b: int, c: int) -> cmd.Command | None:
     n = 1 + b % max(1, len(attempt.tries))
     outcome = _of([TryOutcome.OK, TryOutcome.NOT_EXECUTED, TryOutcome.IN_DOUBT, TryOutcome.IN_DOUBT], c)
     return cmd.RecordTry(
-        attempt=attempt.id, n=n, outcome=outcome, basis=_of([Basis.REPLY, Basis.NOTHING_WRITTEN, Basis.SERVICE_REFUSED], b),
+        attempt=attempt.id, n=n, outcome=outcome,
+        basis=_of([Basis.REPLY, Basis.NOTHING_WRITTEN, Basis.SERVICE_REFUSED], b),
         observed={"n": n}, detail="", retry_at=stage.now + 500 if b % 3 == 0 else 0,
     )  # fmt: skip
 
 
 def _grant(stage: Stage, a: int, b: int, c: int) -> cmd.Command | None:
     attempt = _attempt(stage, a)
-    return attempt and cmd.GrantTry(attempt=attempt.id, n=len(attempt.tries) + (1 if b % 5 else 0), gateway=f"g{c % 2}")
+    if attempt is None:
+        return None
+    return cmd.GrantTry(attempt=attempt.id, n=len(attempt.tries) + (1 if b % 5 else 0), gateway=f"g{c % 2}")
 
 
 def _reconcile(stage: Stage, a: int, b: int, c: int) -> cmd.Command | None:
     attempt = _attempt(stage, a)
-    return attempt and cmd.StartReconcile(attempt=attempt.id, method=_of(list(Method), b), epoch=1)
+    return None if attempt is None else cmd.StartReconcile(attempt=attempt.id, method=_of(list(Method), b), epoch=1)
 
 
 def _classify(stage: Stage, a: int, b: int, c: int) -> cmd.Command | None:
     attempt = _attempt(stage, a)
-    return attempt and cmd.Classify(
+    return None if attempt is None else cmd.Classify(
         attempt=attempt.id, finding=_of(list(Finding), b), basis=_of(list(Basis), c), epoch=1,
         started=attempt.asked_position if a % 4 else 0, clock_before_ms=stage.now + 60_000, observed={"found": b},
     )  # fmt: skip
@@ -146,15 +161,21 @@ def _classify(stage: Stage, a: int, b: int, c: int) -> cmd.Command | None:
 
 def _resolve(stage: Stage, a: int, b: int, c: int) -> cmd.Command | None:
     attempt = _attempt(stage, a)
-    return attempt and cmd.Resolve(
-        attempt=attempt.id, happened=bool(b % 2), request_id=f"x{c}", reason="r", evidence="e", by="op"
+    return (
+        None
+        if attempt is None
+        else cmd.Resolve(
+            attempt=attempt.id, happened=bool(b % 2), request_id=f"x{c}", reason="r", evidence="e", by="op"
+        )
     )
 
 
 def _plan_child(stage: Stage, a: int, b: int, c: int) -> cmd.Command:
     scope = _scope(stage, a)
     gate = stage.run.gates.get(scope)
-    return cmd.PlanChild(scope=scope, revision=gate.cur if gate else 1, mode=_of([*[ChildMode.MEDIATED] * 3, *ChildMode], b))
+    return cmd.PlanChild(
+        scope=scope, revision=gate.cur if gate else 1, mode=_of([*[ChildMode.MEDIATED] * 3, *ChildMode], b)
+    )
 
 
 def _open(stage: Stage, a: int, b: int, c: int) -> cmd.Command:
@@ -163,7 +184,9 @@ def _open(stage: Stage, a: int, b: int, c: int) -> cmd.Command:
     return cmd.OpenScope(scope=scope, revision=gate.target if gate and b % 5 else 1, epoch=1)
 
 
-def _about_child(make: Callable[[Child, int, int], cmd.Command]) -> Callable[[Stage, int, int, int], cmd.Command | None]:
+def _about_child(
+    make: Callable[[Child, int, int], cmd.Command],
+) -> Callable[[Stage, int, int, int], cmd.Command | None]:
     def command(stage: Stage, a: int, b: int, c: int) -> cmd.Command | None:
         child = _child(stage, a)
         return None if child is None else make(child, b, c)
@@ -184,6 +207,7 @@ def _file(child: Child, b: int, c: int) -> cmd.Command:
 _claim = _about_child(lambda k, b, c: cmd.ClaimChild(child=k.id, scope=k.scope, revision=k.revision, task=_task(k, b)))
 _seen = _about_child(lambda k, b, c: cmd.RecordSeen(child=k.id, state=_of(list(TaskState), b)))
 _launch = _about_child(lambda k, b, c: cmd.StartLaunch(child=k.id))
+
 
 def _forward(stage: Stage, a: int, b: int, c: int) -> cmd.Command | None:
     """What brings a scope on: most histories would otherwise never come as far as an effect."""
@@ -214,7 +238,12 @@ _MAKERS: tuple[Callable[[Stage, int, int, int], cmd.Command | None], ...] = (
 )  # fmt: skip
 
 #: The commands whose commits compare nothing: their events may arrive twice, late and in another order.
-_FACTS = (_record, _record, _seen, _about_child(lambda k, b, c: cmd.RecordStop(child=k.id, refused=bool(b % 2), detail="")))
+_FACTS = (
+    _record,
+    _record,
+    _seen,
+    _about_child(lambda k, b, c: cmd.RecordStop(child=k.id, refused=bool(b % 2), detail="")),
+)
 
 
 def any_command(stage: Stage, draw: Draw) -> cmd.Command | None:

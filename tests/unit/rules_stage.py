@@ -37,7 +37,9 @@ RUN = "run1"
 GATEWAY = "gateway-1"
 
 
-def plan(agent: str = "hands", *, brief: str = "", actions: tuple[ev.PlannedAction, ...] = (), needs: tuple[str, ...] = ()):
+def plan(
+    agent: str = "hands", *, brief: str = "", actions: tuple[ev.PlannedAction, ...] = (), needs: tuple[str, ...] = ()
+):
     return ev.ScopePlan(agent=agent, brief=brief, actions=actions, needs=needs)
 
 
@@ -74,7 +76,7 @@ class Stage:
         if first is not None:
             self.ok(cmd.Start(run=run, principal="ann", request_id="start", goal=first, by="ann"))
 
-    # -- the two pure functions -----------------------------------------------------------------------------------------
+    # -- the two pure functions ----------------------------------------------------------------------------------------
 
     def decide(self, command: cmd.Command) -> Decision:
         """What a command would lead to; nothing is appended."""
@@ -98,13 +100,15 @@ class Stage:
         assert decision.accepted, f"{type(command).__name__} was answered {decision.verdict}: {decision.detail}"
         return decision
 
-    # -- people ---------------------------------------------------------------------------------------------------------
+    # -- people --------------------------------------------------------------------------------------------------------
 
     def request_id(self) -> str:
         self.requests += 1
         return f"request-{self.requests}"
 
-    def revise(self, new: ev.Goal, *, kind: UpdateKind = UpdateKind.CORRECT, remove: tuple[str, ...] = (), **more: Any):
+    def revise(
+        self, new: ev.Goal, *, kind: UpdateKind = UpdateKind.CORRECT, remove: tuple[str, ...] = (), **more: Any
+    ) -> Decision:
         """A correction that is accepted, under a fresh request id."""
         fields: dict[str, Any] = {"request_id": self.request_id(), "by": "ann", **more}
         return self.ok(cmd.Revise(kind=kind, goal=new, remove=remove, **fields))
@@ -126,7 +130,7 @@ class Stage:
     def open(self, scope: str) -> Decision:
         return self.ok(cmd.OpenScope(scope=scope, revision=self.run.gates[scope].target, epoch=1))
 
-    # -- children -------------------------------------------------------------------------------------------------------
+    # -- children ------------------------------------------------------------------------------------------------------
 
     def planned(self, scope: str, mode: ChildMode = ChildMode.MEDIATED) -> Child:
         answer = self.ok(cmd.PlanChild(scope=scope, revision=self.run.gates[scope].cur, mode=mode))
@@ -161,7 +165,7 @@ class Stage:
         assert self.file(child).verdict is Disposition.ADOPTED
         return self.run.children[child.id]
 
-    # -- effects --------------------------------------------------------------------------------------------------------
+    # -- effects -------------------------------------------------------------------------------------------------------
 
     def ask(self, child: Child, target: str = "o1", /, **more: Any) -> Decision:
         """A worker asks for an effect."""
@@ -220,9 +224,8 @@ class Stage:
         started = self.question(attempt)
         assert self.classify(attempt, Finding.NOT_EXECUTED, Basis.VOIDED, started=started).accepted
 
-    # -- reading --------------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
-    @property
     def phase(self) -> RunPhase:
         return phase(self.run)
 
@@ -242,6 +245,10 @@ def claim(child: Child, task: str) -> cmd.ClaimChild:
 
 def stamp_of(child: Child, /, **other: Any) -> Stamp:
     fields: dict[str, Any] = {
-        "run": RUN, "scope": child.scope, "child": child.id, "revision": child.revision, "goal_hash": child.goal_hash
+        "run": RUN,
+        "scope": child.scope,
+        "child": child.id,
+        "revision": child.revision,
+        "goal_hash": child.goal_hash,
     }
     return Stamp(**(fields | other))

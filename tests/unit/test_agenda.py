@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,7 @@ from admission.agenda import (
     index_of,
 )
 from admission.live import live_part, restore
+from admission.records import Child
 from admission.rules_run import CANCEL_DEADLINE_MS
 from admission.standing import attention_since, is_live
 from admission.vocabulary import (
@@ -248,7 +250,7 @@ def test_opening_is_not_listed_while_it_would_be_refused() -> None:
     for stage in (unknown, child, budget):
         assert not stage.decide(cmd.OpenScope(scope="a", revision=2, epoch=1)).accepted
         assert cmd.OpenScope not in _commits(stage.agenda(AN_HOUR))
-        assert stage.phase is RunPhase.BLOCKED
+        assert stage.phase() is RunPhase.BLOCKED
         assert attention_since(stage.run) is not None
 
 
@@ -262,7 +264,11 @@ def test_a_slot_that_is_unknown_does_not_keep_the_gate_closed() -> None:
 @pytest.mark.parametrize("answer", ["accepts and goes on", "refuses", "unreachable", "lost", "never found"])
 def test_an_agent_that_acts_past_the_gate_and_does_not_stop_is_shown(answer: str) -> None:
     stage = Stage(goal("a"))
-    child = stage.launched("a", ChildMode.AUTONOMOUS) if answer == "never found" else stage.running("a", ChildMode.AUTONOMOUS)
+    child = (
+        stage.launched("a", ChildMode.AUTONOMOUS)
+        if answer == "never found"
+        else stage.running("a", ChildMode.AUTONOMOUS)
+    )
     stage.change("a")
     for _ in range(4):
         match answer:
@@ -275,7 +281,7 @@ def test_an_agent_that_acts_past_the_gate_and_does_not_stop_is_shown(answer: str
                 if answer != "accepts and goes on":
                     stage.do(cmd.RecordStop(child=child.id, refused=answer == "refuses", detail="x"))
         stage.now += 120_000
-    assert stage.phase is RunPhase.BLOCKED
+    assert stage.phase() is RunPhase.BLOCKED
     assert attention_since(stage.run) is not None
     if answer == "lost":
         assert Observe(child.id) in stage.agenda(), "only seeing it end opens the gate, so somebody has to look"
@@ -285,7 +291,18 @@ def test_a_need_that_can_never_be_met_is_shown() -> None:
     stage = Stage(goal("a", b=plan(needs=("a:report",))))
     stage.finished("a")
     assert stage.agenda(AN_HOUR) == ()
-    assert (stage.phase, attention_since(stage.run) is not None) == (RunPhase.BLOCKED, True)
+    assert (stage.phase(), attention_since(stage.run) is not None) == (RunPhase.BLOCKED, True)
+
+
+@pytest.mark.parametrize("make", [Stage.launched, Stage.running])
+def test_a_lost_agent_that_may_still_act_is_shown_when_all_else_is_done(make: Callable[..., Child]) -> None:
+    stage = Stage(goal("a"))
+    stage.ok(cmd.DeclareLost(child=make(stage, "a", ChildMode.AUTONOMOUS).id, detail="gone"))
+    follower = stage.running("a", ChildMode.AUTONOMOUS)
+    stage.seen(follower, TaskState.COMPLETED)
+    stage.file(follower)
+    assert not stage.do(cmd.Finish(epoch=1)).accepted
+    assert (stage.phase(), attention_since(stage.run) is not None) == (RunPhase.BLOCKED, True)
 
 
 def test_a_cancelled_run_comes_to_an_end_whatever_its_children_do() -> None:
@@ -303,7 +320,7 @@ def test_a_cancelled_run_comes_to_an_end_whatever_its_children_do() -> None:
             assert due <= deadline + 1
             stage.now = due
         stage.ok(cmd.Finish(epoch=1))
-        assert stage.phase is RunPhase.CANCELLED_UNRESOLVED
+        assert stage.phase() is RunPhase.CANCELLED_UNRESOLVED
 
 
 # --- times and indexes -----------------------------------------------------------------------------------------------
@@ -352,7 +369,9 @@ def test_a_listed_commit_is_accepted(draws: list[Draw]) -> None:
                     command = cmd.StartLaunch(child=child)
                 case Stop(child):
                     command = cmd.RequestStop(child=child, reason="asked")
-                case Ask(attempt) if stage.run.facts_of(stage.run.attempts[attempt]).contract_class is ContractClass.VOID:
+                case Ask(attempt) if (
+                    stage.run.facts_of(stage.run.attempts[attempt]).contract_class is ContractClass.VOID
+                ):
                     command = cmd.StartReconcile(attempt=attempt, method=Method.VOID, epoch=1)
                 case _:
                     continue

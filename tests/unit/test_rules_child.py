@@ -44,9 +44,11 @@ def test_a_child_is_written_down_under_a_derived_id_before_any_message_leaves() 
     assert stage.do(_plan()).verdict is Answer.ALREADY
 
 
-@pytest.mark.parametrize("spoil", ["pause", "revise", "cancel", "old revision", "no scope", "held prefix", "closed prefix"])
+@pytest.mark.parametrize(
+    "spoil", ["pause", "revise", "cancel", "old revision", "no scope", "held prefix", "closed prefix"]
+)
 def test_a_child_is_planned_only_behind_an_open_gate(spoil: str) -> None:
-    stage = Stage(goal("a", "p/q", **{"p": plan()}))
+    stage = Stage(goal("a", "p/q", p=plan()))
     command = _plan()
     if spoil in ("pause", "held prefix"):
         stage.pause()
@@ -66,7 +68,9 @@ def test_a_child_is_planned_only_behind_an_open_gate(spoil: str) -> None:
     assert (answer.verdict, answer.events) == (Answer.NOT_FOUND if spoil == "no scope" else Answer.CLOSED, ())
 
 
-@pytest.mark.parametrize(("need", "artifacts", "met"), [("a", (), True), ("a:report", (), False), ("a:report", (REPORT,), True)])
+@pytest.mark.parametrize(
+    ("need", "artifacts", "met"), [("a", (), True), ("a:report", (), False), ("a:report", (REPORT,), True)]
+)
 def test_a_scope_waits_for_what_it_needs(need: str, artifacts: tuple[ev.ArtifactRef, ...], met: bool) -> None:
     stage = Stage(goal("a", b=plan(needs=(need,))))
     blocked = stage.do(_plan("b"))
@@ -102,7 +106,9 @@ def test_nothing_is_launched_behind_a_gate_that_is_not_open(mode: ChildMode, cha
 # --- binding and claiming --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(["bind x", "claim x", "bind y", "claim y"])), ids=" ".join)
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(["bind x", "claim x", "bind y", "claim y"])), ids=" ".join
+)
 def test_the_first_task_to_bind_or_claim_is_the_child_and_the_other_is_a_duplicate(order: tuple[str, ...]) -> None:
     stage = Stage(goal("a"))
     child = stage.launched("a")
@@ -126,7 +132,9 @@ def test_a_restarted_worker_keeps_its_claim() -> None:
     assert (again.verdict, again.accepted, again.events) == (Claim.CLAIMED, True, ())
 
 
-@pytest.mark.parametrize("reason", ["revised", "cancelled", "stopped", "ended", "lost", "other scope", "other revision", "unknown"])
+@pytest.mark.parametrize(
+    "reason", ["revised", "cancelled", "stopped", "ended", "lost", "other scope", "other revision", "unknown"]
+)
 def test_a_claim_that_the_log_does_not_back_is_superseded(reason: str) -> None:
     stage = Stage(goal("a", "b"))
     child = stage.launched("a")
@@ -183,7 +191,8 @@ def test_a_stop_is_written_before_it_is_asked_and_says_nothing_about_stopping() 
     ("state", "ends"),
     [
         (TaskState.CANCELED, C.STOP_CONFIRMED), (TaskState.COMPLETED, C.ENDED), (TaskState.FAILED, C.ENDED),
-        (TaskState.REJECTED, C.ENDED), (TaskState.WORKING, C.STOP_REQUESTED), (TaskState.INPUT_REQUIRED, C.STOP_REQUESTED),
+        (TaskState.REJECTED, C.ENDED), (TaskState.WORKING, C.STOP_REQUESTED),
+        (TaskState.INPUT_REQUIRED, C.STOP_REQUESTED),
     ],
 )  # fmt: skip
 def test_only_an_observed_terminal_state_ends_a_stop(state: TaskState, ends: ChildState) -> None:
@@ -251,7 +260,7 @@ def test_relaunches_are_limited_and_then_a_person_has_to_look() -> None:
     for _ in range(RELAUNCHES_MAX + 1):
         stage.seen(stage.running("a"), TaskState.FAILED)
     answer = stage.do(_plan())
-    assert (answer.verdict, stage.phase) == (Answer.BLOCKED, RunPhase.BLOCKED)
+    assert (answer.verdict, stage.phase()) == (Answer.BLOCKED, RunPhase.BLOCKED)
     stage.change("a")
     stage.open("a")
     assert stage.planned("a").n == 1, "a new revision starts counting again"

@@ -54,7 +54,8 @@ def test_a_contract_is_noted_once_and_what_was_admitted_under_it_keeps_it() -> N
         ("closed", Verdict.SUPERSEDED), ("opened for another revision", Verdict.SUPERSEDED),
         ("sealed", Verdict.SUPERSEDED), ("closed prefix", Verdict.SUPERSEDED), ("unknown scope", Verdict.SUPERSEDED),
         ("held", Verdict.HELD), ("closed and held", Verdict.SUPERSEDED),
-        ("another task", Verdict.NOT_CURRENT), ("not claimed", Verdict.NOT_CURRENT), ("unknown child", Verdict.NOT_CURRENT),
+        ("another task", Verdict.NOT_CURRENT), ("not claimed", Verdict.NOT_CURRENT),
+        ("unknown child", Verdict.NOT_CURRENT),
         ("lost", Verdict.NOT_CURRENT), ("over", Verdict.NOT_CURRENT), ("asked to stop", Verdict.NOT_CURRENT),
         ("child of another scope", Verdict.NOT_CURRENT), ("refused by contract", Verdict.REFUSED),
         ("superseded and refused by contract", Verdict.SUPERSEDED),
@@ -165,9 +166,15 @@ def test_slots_are_the_runs_not_a_revisions_or_a_scopes() -> None:
 @pytest.mark.parametrize("blocks", Blocks)
 def test_an_unknown_keeps_its_slot_across_revisions(blocks: Blocks) -> None:
     stage = Stage(goal("a", "b"))
-    attempt = stage.unknown(stage.running("a"), contract=facts(ContractClass.OPAQUE, unknown_blocks=blocks, dedupes=False))
+    attempt = stage.unknown(
+        stage.running("a"), contract=facts(ContractClass.OPAQUE, unknown_blocks=blocks, dedupes=False)
+    )
     answer = stage.ask(stage.running("b"))
-    assert (answer.verdict, answer.detail["attempt"], answer.detail["blocks"]) == (Verdict.IN_DOUBT, attempt.id, blocks.value)
+    assert (answer.verdict, answer.detail["attempt"], answer.detail["blocks"]) == (
+        Verdict.IN_DOUBT,
+        attempt.id,
+        blocks.value,
+    )
 
 
 def test_what_conclusively_did_not_happen_may_be_asked_for_again_under_a_new_key() -> None:
@@ -215,7 +222,8 @@ def test_after_a_contradiction_the_slot_is_not_freed_by_a_later_attempt_either()
 
 
 @pytest.mark.parametrize(
-    ("planned", "asked", "admitted"), [(1, 2, False), (2, 2, True), (2, 3, False), (3, 2, True), (2, 0, False), (1, -1, False)]
+    ("planned", "asked", "admitted"),
+    [(1, 2, False), (2, 2, True), (2, 3, False), (3, 2, True), (2, 0, False), (1, -1, False)],
 )
 def test_a_worker_cannot_invent_an_occurrence(planned: int, asked: int, admitted: bool) -> None:
     stage = Stage(goal(a=plan(actions=(action("o1", occurrence=planned),))))

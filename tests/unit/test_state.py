@@ -1,4 +1,4 @@
-"""What fold promises: undo restores, snapshots restore, events survive the wire, facts may come twice and in any order."""
+"""What fold promises: undo and snapshots restore, events survive the wire, facts may come twice and in any order."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def _tell_the_same_story(one: ev.Event, other: ev.Event) -> bool:
 def _meaning(run: RunState) -> dict[str, Any]:
     """What later decisions rest on, without log positions and words."""
     attempts = {
-        a.id: (a.state, [t.outcome for t in a.tries], a.contradicted, a.reconcile, a.open) for a in run.attempts.values()
+        a.id: (a.state, [t.outcome for t in a.tries], a.contradicted, a.reconcile, a.open)
+        for a in run.attempts.values()
     }
     children = {c.id: (c.state, c.task_state, c.settled, c.reconcile) for c in run.children.values()}
     return {
@@ -142,7 +143,5 @@ def test_facts_may_come_in_either_order(draws: list[Draw], first: Draw, second: 
     reported = [entry for c in commands if c is not None for entry in stage.decide(c).events]
     if len(reported) != 2 or _tell_the_same_story(*reported):
         return
-    ends = []
-    for order in (reported, reported[::-1]):
-        ends.append(_meaning(refolded([*stage.log, *order])))
+    ends = [_meaning(refolded([*stage.log, *order])) for order in (reported, reported[::-1])]
     assert differences(*ends) == {}

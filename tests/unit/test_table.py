@@ -126,6 +126,6 @@ def test_rows_that_change_nothing_promise_nothing() -> None:
 
 def test_a_pair_that_no_table_knows_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(goal("a"))
-    monkeypatch.setitem(rules._ROWS, cmd.Pause, {})
+    monkeypatch.delitem(rules._ROWS[cmd.Pause], "running")
     with pytest.raises(ProtocolHole):
         stage.decide(cmd.Pause(request_id="r"))
