@@ -24,6 +24,7 @@ from admission.standing import (
     budget_overdrawn,
     exhausted,
     is_live,
+    lost_but_acting,
     phase,
     seen_to_end,
 )
@@ -312,6 +313,7 @@ def _still(run: RunState) -> _Still:
         or run.finished
         or run.cancelled
         or run.alarms
+        or lost_but_acting(run)
         or any(gate.state not in (GateState.OPEN, GateState.HELD) for gate in run.gates.values())
         or any(
             child.state is ChildState.LAUNCHING or child.stop_wanted

@@ -374,6 +374,8 @@ CONTROL_EVENTS: tuple[type[Event], ...] = (
     RunFinished,
 )
 
+_CONTROL_SET = frozenset(CONTROL_EVENTS)
+
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
@@ -397,7 +399,7 @@ def decode(data: bytes) -> AnyEvent:
 
 def is_control(event: Event) -> bool:
     """Whether the event counts in the control version."""
-    return isinstance(event, CONTROL_EVENTS)
+    return type(event) in _CONTROL_SET
 
 
 def goal_dict(goal: Goal) -> dict[str, Any]:

@@ -76,11 +76,10 @@ def _contradict(run: RunState, attempt: Attempt, n: int, at: int, words: str) ->
     """Evidence against a settled outcome: that stays, flagged, and its slot is blocked until a person decides."""
     alarm = Alarm(attempt=attempt.id, detail=f"recorded as {attempt.state.value}, {words}", at=at, position=n)
     run.put(run.alarms, f"{attempt.id}:{n}", alarm)
-    run.book(run.attempts, attempt.id, replace(attempt, contradicted=True))
-    if attempt.slot not in run.slots:
-        run.book(run.slots, attempt.slot, attempt.id)
-    if attempt.conflict_key and attempt.conflict_key not in run.conflicts:
-        run.book(run.conflicts, attempt.conflict_key, attempt.slot)
+    row = replace(attempt, contradicted=True)
+    run.book(run.attempts, row.id, row)
+    run.book(run.disputed, row.slot, None)
+    run.derive(row)
 
 
 def _effect_refused(run: RunState, n: int, e: ev.EffectRefused) -> None:
@@ -156,12 +155,7 @@ def _decide_contradiction(run: RunState, attempt: Attempt, n: int, e: ev.EffectR
     )
     run.book(run.attempts, attempt.id, row)
     run.set("spent", run.spent + attempt.cost * (int(e.happened) - int(was_done)))
-    run.retarget(row)
-    if e.happened and run.generations.get(attempt.slot) == attempt.generation + 1:
-        run.unbook(run.generations, attempt.slot)
-    if not e.happened:
-        run.release(row)
-        run.book(run.generations, attempt.slot, max(run.generations.get(attempt.slot, 1), attempt.generation + 1))
+    run.derive(row)
 
 
 #: Which function folds which event.

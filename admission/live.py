@@ -10,10 +10,9 @@ import msgspec
 
 from admission import events as ev
 from admission.records import Alarm, Attempt, Child, Gate, Handled, Refusal, Result, Revision, Update
+from admission.rows import Packed
 from admission.state import RunState
-from admission.vocabulary import AttemptState
-
-_FAILED, _REVOKED, _SUCCEEDED = AttemptState.FAILED, AttemptState.REVOKED, AttemptState.SUCCEEDED
+from admission.vocabulary import OPEN_ATTEMPTS, AttemptState
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +45,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     adopted: dict[str, str]
     artifacts: dict[str, ev.ArtifactRef]
     relaunches: dict[str, int]
+    disputed: dict[str, None]
 
 
 def live_part(run: RunState) -> Live:
@@ -53,33 +53,32 @@ def live_part(run: RunState) -> Live:
     return Live(**{name: getattr(run, name) for name in Live.__struct_fields__})
 
 
-def restore(live: Live, attempts: Iterable[Attempt]) -> RunState:
-    """The state from its live part and its attempts in the order of their numbers."""
+def restore(live: Live, attempts: Iterable[Attempt | Packed]) -> RunState:
+    """The state from its live part and its attempts in the order of their numbers.
+
+    What is derived from attempts is derived here as `RunState.derive` does it for one of them: the last attempt that
+    stands has the slot, the first one the conflict key, the last effect the target, and each conclusive "not executed"
+    has moved the key on.
+    """
     run = RunState(live.run_id)
     for name in Live.__struct_fields__:
         value = getattr(live, name)
         setattr(run, name, dict(value) if isinstance(value, dict) else value)
-    by_id, slots, conflicts, targets = run.attempts, run.slots, run.conflicts, run.targets
+    rows, slots, conflicts, targets = run.attempts, run.slots, run.conflicts, run.targets
+    latest: dict[str, int] = {}
     for row in attempts:  # tens of thousands of them, so what is looked up for each is looked up once
-        state, row_id, slot = row.state, row.id, row.slot
-        by_id[row_id] = row
-        if row.contradicted and slot not in slots:
-            slots[slot] = row_id
+        rows.hold(row)
+        state, slot = row.state, row.slot
+        if state is AttemptState.FAILED:
+            run.generations[slot] = max(run.generations.get(slot, 1), row.generation + 1)
+        if row.stands:
+            slots[slot] = row.id
             if row.conflict_key:
                 conflicts.setdefault(row.conflict_key, slot)
-        if state is _FAILED:
-            run.generations[slot] = row.generation + 1
-            continue
-        if state is _REVOKED:
-            continue
-        slots[slot] = row_id
-        if row.conflict_key:
-            conflicts[row.conflict_key] = slot
-        if state is _SUCCEEDED:
-            touched = f"{row.service}:{row.target}"
-            before = targets.get(touched)
-            if before is None or by_id[before].settled < row.settled:
-                targets[touched] = row_id
-        else:
-            run.open_attempts[row_id] = None
+        if state is AttemptState.SUCCEEDED:
+            if latest.get(row.touched, -1) < row.settled:
+                latest[row.touched] = row.settled
+                targets[row.touched] = row.id
+        elif state in OPEN_ATTEMPTS:
+            run.open_attempts[row.id] = None
     return run

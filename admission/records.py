@@ -162,6 +162,11 @@ class Attempt(Record, frozen=True, kw_only=True, omit_defaults=True):
     contradicted: bool = False
 
     @property
+    def touched(self) -> str:
+        """What it acts on, under one name."""
+        return f"{self.service}:{self.target}"
+
+    @property
     def stands(self) -> bool:
         """Whether it happened or may have: its intent is taken."""
         return self.contradicted or self.state not in (AttemptState.FAILED, AttemptState.REVOKED)

@@ -28,8 +28,11 @@ for _machine in MACHINES:
     for (_state, _command), _rows in rows_by_pair(_machine).items():
         _ROWS.setdefault(_command, {})[_state] = _rows
 
-#: People's commands are decided on the control part alone, so that no rate of effects can delay a redirect.
-_CONTROL_COMPARED = (cmd.Revise, cmd.Pause, cmd.Resume, cmd.Cancel)
+#: People's commands are decided on the control part alone, so that no rate of effects can delay a redirect. So is
+#: opening: what keeps a closed gate closed only ever goes away (a closed gate admits nothing, permits no try, and no
+#: child is planned behind it), so "nothing is open" stays true until a control event, and other scopes' effects cannot
+#: starve it. Its checkpoint says at which position it is exact.
+_CONTROL_COMPARED = (cmd.Revise, cmd.Pause, cmd.Resume, cmd.Cancel, cmd.OpenScope)
 #: Facts compare nothing: what was seen has been seen, whatever else happened meanwhile.
 _FACTS = (cmd.RecordTry, cmd.RecordSeen, cmd.RecordStop)
 

@@ -40,7 +40,6 @@ def checkpoint_for(run: RunState, scope: str) -> ev.Checkpoint:
     done = tuple(
         ev.EffectRef(
             attempt=a.id, slot=a.slot, service=a.service, operation=a.operation, target=a.target, revision=a.revision,
-            receipt=a.observed,
         )
         for a in own if a.state is AttemptState.SUCCEEDED
     )  # fmt: skip

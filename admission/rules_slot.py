@@ -11,7 +11,7 @@ import msgspec
 
 from admission import commands as cmd
 from admission import events as ev
-from admission.records import Gate
+from admission.records import Attempt, Gate
 from admission.standing import in_doubt
 from admission.state import RunState, refusal_key
 from admission.table import Machine, Row
@@ -60,7 +60,7 @@ def not_the_current_child(run: RunState, command: cmd.Admit) -> bool:
 def target_changed_since(run: RunState, command: cmd.Admit) -> bool:
     """It was done, but a later effect changed the target: doing it again may be meant, so it must be said."""
     done = run.attempts[run.slots[command.slot]]
-    latest = run.attempts.get(run.targets.get(f"{command.service}:{command.target}", ""))
+    latest: Attempt | None = run.attempts.get(run.targets.get(f"{command.service}:{command.target}", ""))
     if latest is None or done.revision == command.revision or _intent(latest.slot) == _intent(done.slot):
         return False  # under one revision a repeated ask is a child that starts over, not a wish
     return latest.settled > done.settled

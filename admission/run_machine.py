@@ -15,9 +15,11 @@ from admission.commands import Command
 from admission.live import Live, live_part, restore
 from admission.machine import Machine, SnapshotCodec
 from admission.records import Attempt
+from admission.rows import decode_rows, encode_rows
 from admission.rules import compare_of, decide
 from admission.state import FOLD_VERSION, RunState, fold
 from admission.table import Decision
+from admission.vocabulary import OPEN_ATTEMPTS
 
 
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,19 +29,18 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
-_decode_attempts = msgspec.msgpack.Decoder(list[Attempt]).decode
 
 
 def _settled_rows(run: RunState) -> Iterable[tuple[str, Any]]:
-    return ((row.id, row) for row in run.attempts.values() if not row.open)
+    return ((key, row) for key, row in run.attempts.stored() if row.state not in OPEN_ATTEMPTS)
 
 
 def _decode_rows(data: bytes) -> Sequence[tuple[str, Any]]:
-    return [(row.id, row) for row in _decode_attempts(data)]
+    return [(row.id, row) for row in decode_rows(data)]
 
 
 def _encode_live(run: RunState, in_chunk: Callable[[str, Any], bool]) -> bytes:
-    own = [row for row in run.attempts.values() if row.open or not in_chunk(row.id, row)]
+    own = [run.attempts[key] for key, row in run.attempts.stored() if not in_chunk(key, row)]
     return _encode(_Snapshot(live=live_part(run), attempts=own))
 
 
@@ -47,8 +48,9 @@ def _decode_live(run_id: str, data: bytes, rows: dict[str, Any]) -> RunState:
     snapshot = _decode_snapshot(data)
     if snapshot.live.run_id != run_id:
         raise ValueError(f"a snapshot of run {snapshot.live.run_id} stands where that of {run_id} should be")
-    rows.update((row.id, row) for row in snapshot.attempts)
-    return restore(snapshot.live, sorted(rows.values(), key=attrgetter("no")))
+    # The chunks' rows are not ours to change: what stands in the live part as well goes before them.
+    merged = {**rows, **{row.id: row for row in snapshot.attempts}}
+    return restore(snapshot.live, sorted(merged.values(), key=attrgetter("no")))
 
 
 #: What a Desk has to be told to keep runs.
@@ -64,7 +66,7 @@ RUN_MACHINE: Machine[RunState, Command, ev.Event, Decision] = Machine(
     snapshots=SnapshotCodec(
         version=FOLD_VERSION,
         settled_rows=_settled_rows,
-        encode_rows=lambda rows: _encode(list(rows)),
+        encode_rows=lambda rows: encode_rows(list(rows)),
         decode_rows=_decode_rows,
         encode_live=_encode_live,
         decode_live=_decode_live,

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from admission import events as ev
 from admission.records import Alarm, Attempt, Child, Gate, Handled, Refusal, Result, Revision, Update
+from admission.rows import Rows
 from admission.vocabulary import AttemptState, ChildState, root_of
 
 _ABSENT: Any = object()
@@ -19,7 +20,7 @@ class RunState:
 
     __slots__ = (
         "_undo", "adopted", "alarms", "artifacts", "attempts", "cancelled", "checkpoint_hashes", "checkpoints",
-        "children", "clock", "conflicts", "contracts", "control", "current", "finished", "follows", "gates",
+        "children", "clock", "conflicts", "contracts", "control", "current", "disputed", "finished", "follows", "gates",
         "generations", "head", "open_attempts", "principal", "refusals", "relaunches", "requests", "reserved",
         "results", "revisions", "run_id", "shape", "slots", "spent", "started_at", "still", "targets", "time",
         "updates", "version",
@@ -49,7 +50,9 @@ class RunState:
         self.updates: dict[int, Update] = {}
         self.gates: dict[str, Gate] = {}
         self.children: dict[str, Child] = {}
-        self.attempts: dict[str, Attempt] = {}
+        self.attempts = Rows()
+        #: Slots of which an outcome was ever contradicted: more than one attempt may stand for them.
+        self.disputed: dict[str, None] = {}
         self.contracts: dict[str, ev.ContractFacts] = {}
         self.results: dict[str, Result] = {}
         self.refusals: dict[str, Refusal] = {}
@@ -186,44 +189,42 @@ class RunState:
         self.set("reserved", self.reserved - row.cost)
         if state is AttemptState.SUCCEEDED:
             self.set("spent", self.spent + row.cost)
-            self.book(self.targets, f"{row.service}:{row.target}", row.id)
+            self.book(self.targets, row.touched, row.id)
             return
-        self.release(row)
+        if row.conflict_key or row.slot in self.disputed:
+            self.derive(row)
+            return
+        self.unbook(self.slots, row.slot)
         if state is AttemptState.FAILED:
             # Only a conclusive "not executed" frees the next key: a revoked attempt was never sent under its key.
             self.book(self.generations, row.slot, row.generation + 1)
 
-    def release(self, attempt: Attempt) -> None:
-        """An intent did not happen: slot and conflict key are free, unless another attempt stands for them."""
-        if self.slots.get(attempt.slot) == attempt.id:
-            accused = (self.attempts[alarm.attempt] for alarm in self.alarms.values())
-            stands = next((a.id for a in accused if a.slot == attempt.slot and a.id != attempt.id), None)
-            if stands is None:
-                self.unbook(self.slots, attempt.slot)
-            else:
-                self.book(self.slots, attempt.slot, stands)
-        if attempt.conflict_key and self.conflicts.get(attempt.conflict_key) == attempt.slot:
-            others = (
-                a for a in self.attempts.values() if a.conflict_key == attempt.conflict_key and a.id != attempt.id
-            )
-            other = next((a.slot for a in others if a.stands), None)
-            if other is None:
-                self.unbook(self.conflicts, attempt.conflict_key)
-            else:
-                self.book(self.conflicts, attempt.conflict_key, other)
+    def derive(self, attempt: Attempt) -> None:
+        """Work out again what is derived from the attempts of this one's slot, conflict key and target.
 
-    def retarget(self, attempt: Attempt) -> None:
-        """Find again the latest effect on the attempt's target, after its outcome was decided anew."""
-        touched = f"{attempt.service}:{attempt.target}"
-        effects = [
-            a
-            for a in self.attempts.values()
-            if a.state is AttemptState.SUCCEEDED and f"{a.service}:{a.target}" == touched
-        ]
-        if effects:
-            self.book(self.targets, touched, max(effects, key=lambda a: a.settled).id)
+        Reads all attempts: for outcomes that were decided anew, and for intents that have another name.
+        """
+        slot = generation = conflict = target = None
+        for row in self.attempts.values():
+            if row.slot == attempt.slot:
+                slot = row.id if row.stands else slot
+                if row.state is AttemptState.FAILED:
+                    generation = max(generation or 1, row.generation + 1)
+            if attempt.conflict_key and row.conflict_key == attempt.conflict_key and row.stands:
+                conflict = conflict or row.slot
+            if row.touched == attempt.touched and row.state is AttemptState.SUCCEEDED:
+                target = row if target is None or row.settled > target.settled else target
+        self._derived(self.slots, attempt.slot, slot)
+        self._derived(self.generations, attempt.slot, generation)
+        self._derived(self.targets, attempt.touched, target.id if target else None)
+        if attempt.conflict_key:
+            self._derived(self.conflicts, attempt.conflict_key, conflict)
+
+    def _derived(self, where: dict[str, Any], key: str, value: Any) -> None:
+        if value is None:
+            self.unbook(where, key)
         else:
-            self.unbook(self.targets, touched)
+            self.book(where, key, value)
 
     def end_child(self, child: Child, state: ChildState, at: int, **fields: Any) -> None:
         """A child reached a state it never leaves; its mark goes with it."""

@@ -120,6 +120,8 @@ def _stuck_for_good(run: RunState) -> bool:
     """Something that no child and no service can move: only a person or a revision can."""
     if run.alarms:
         return True
+    if lost_but_acting(run) and all(run.scope_done(scope) for scope in run.gates):
+        return True
     for scope, gate in run.gates.items():
         if gate.state is GateState.CLOSED and budget_overdrawn(run):
             return True
@@ -146,6 +148,11 @@ def phase(run: RunState) -> RunPhase:
     return RunPhase.BLOCKED if _stuck_on_unknown(run) or _stuck_for_good(run) else RunPhase.RUNNING
 
 
+def lost_but_acting(run: RunState) -> list[Child]:
+    """Lost children that act past the gate: nobody saw them end, so the run cannot end either."""
+    return [child for child in run.children.values() if child.settled and not seen_to_end(child)]
+
+
 def stuck_children(run: RunState) -> list[Child]:
     """Children that keep a gate closed and do not stop: refused, unreachable, lost, never found, or asked in vain."""
     plainly = (ChildState.STOP_REFUSED, ChildState.UNREACHABLE, ChildState.LOST, ChildState.LAUNCHING)
@@ -164,6 +171,7 @@ def attention_since(run: RunState) -> int | None:
     times += [alarm.at for alarm in run.alarms.values()]
     if not run.finished:
         times += [child.stop_at or child.ended_at or child.launched_at for child in stuck_children(run)]
+        times += [child.ended_at for child in lost_but_acting(run)]
         since = waiting_scopes_since(run)
         times += [] if since is None else [since]
     return min(times) if times else None

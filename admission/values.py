@@ -75,7 +75,7 @@ class ArtifactRef(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EffectRef(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """An effect that stands, as a checkpoint and a brief name it."""
+    """An effect that stands, as a checkpoint names it. Its receipt is in the log, under the attempt."""
 
     attempt: str
     slot: str
@@ -83,7 +83,6 @@ class EffectRef(Record, frozen=True, kw_only=True, omit_defaults=True):
     operation: str
     target: str
     revision: int
-    receipt: dict[str, Any] | None = None
 
 
 class PendingRef(Record, frozen=True, kw_only=True, omit_defaults=True):

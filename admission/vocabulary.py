@@ -196,9 +196,12 @@ class UpdateKind(StrEnum):
     CANCEL = "cancel"
 
 
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
 def canonical(value: Any) -> bytes:
     """The one byte form of a JSON value: sorted keys, no spaces, UTF-8. Raises TypeError on what JSON cannot hold."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _canonical(value).encode()
 
 
 def digest(value: bytes) -> str:

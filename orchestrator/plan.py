@@ -10,13 +10,16 @@ from typing import Any
 import msgspec
 
 from admission.events import ArtifactRef
-from admission.records import Child
+from admission.records import Attempt, Child
 from admission.rules_gate import checkpoint_for
 from admission.state import RunState
+from admission.vocabulary import AttemptState
 from admission.wire import Stamp
 
 #: Artifacts up to this size are put into the brief; larger ones only by reference.
 INLINE_BYTES_MAX = 16 * 1024
+#: A brief lists at most so many effects that are done, the newest; the gate knows all of them.
+DONE_MAX = 200
 
 
 def stamp_for(run: RunState, child: Child) -> Stamp:
@@ -35,12 +38,20 @@ def needed_artifacts(run: RunState, scope: str) -> tuple[ArtifactRef, ...]:
     return tuple(found)
 
 
+def _done(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "attempt": attempt.id, "service": attempt.service, "operation": attempt.operation, "target": attempt.target,
+        "revision": attempt.revision, "slot": attempt.slot, "receipt": attempt.observed,
+    }  # fmt: skip
+
+
 def brief_for(run: RunState, child: Child, contents: Mapping[str, Any]) -> dict[str, Any]:
     """The brief of a child. `contents` maps an artifact's hash to its content where that is small enough."""
     plan = run.goal_of(child.scope)
     assert plan is not None, "a child is launched only for a scope that its revision plans"
     goal = run.revisions[child.revision].goal
-    now = msgspec.to_builtins(checkpoint_for(run, child.scope))
+    done = [a for a in run.attempts.values() if a.scope == child.scope and a.state is AttemptState.SUCCEEDED]
+    pending = checkpoint_for(run, child.scope).pending
     artifacts = [
         {"name": a.name, "blob": a.blob, "size_bytes": a.size_bytes}
         | ({"content": contents[a.blob]} if a.blob in contents else {})
@@ -55,8 +66,9 @@ def brief_for(run: RunState, child: Child, contents: Mapping[str, Any]) -> dict[
         "requirements": [{"id": r.id, "text": r.text} for r in goal.requirements],
         "brief": plan.brief,
         "actions": [msgspec.to_builtins(a) for a in plan.actions],
-        "done": now["effects_done"],
-        "pending": now["pending"],
+        "done": [_done(attempt) for attempt in done[-DONE_MAX:]],
+        "done_total": len(done),
+        "pending": msgspec.to_builtins(pending),
         "artifacts": artifacts,
         "follows": child.follows or None,
     }

@@ -113,7 +113,7 @@ def _tries(attempt: Attempt, entry: Entry) -> Iterator[Violation]:
 
 
 def check_s15(world: World, run: Run, entry: Entry) -> Iterator[Violation]:
-    """A checkpoint is written once, right before its opening, and tells exactly what had succeeded."""
+    """A checkpoint is written once, right before its opening, and tells what had succeeded at the position it names."""
     before = run.previous
     if entry.type == "scope_opened":
         scope, n, name = entry.text("scope"), entry.number("revision"), entry.text("checkpoint")
@@ -136,7 +136,11 @@ def _checkpoint(world: World, run: Run, entry: Entry) -> Iterator[Violation]:
     if canonical_hash(checkpoint) != entry.text("hash"):
         yield broken("S15", entry, f"the hash of checkpoint {name} is not that of its content")
     yield from _predecessor(world, run, entry)
-    done = {(a.id, a.slot): a for a in run.attempts.values() if a.state == "succeeded"}
+    exact_at = checkpoint.get("position", entry.n)
+    late = [a for a in run.attempts.values() if a.state == "succeeded" and a.settled_at > exact_at]
+    if exact_at >= entry.n:
+        yield broken("S15", entry, f"checkpoint {name} names position {exact_at}, which had not come yet")
+    done = {(a.id, a.slot): a for a in run.attempts.values() if a.state == "succeeded" and a not in late}
     listed = {(str(e.get("attempt")), str(e.get("slot"))): e for e in checkpoint.get("effects_done", [])}
     inherited = {(a.id, a.slot) for a in world.attempts() if a.run != run.id}
     own = {ref for ref in listed if ref in done or ref not in inherited}

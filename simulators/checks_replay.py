@@ -69,6 +69,7 @@ class Attempt:
     position: int
     facts: Json
     state: str = "admitted"
+    settled_at: int = 0
     by_operator: bool = False
     why: str = ""
     tries: dict[int, Try] = field(default_factory=dict)
@@ -394,4 +395,5 @@ def _record(attempt: Attempt, entry: Entry) -> None:
 def _settle(attempt: Attempt, state: str, entry: Entry) -> None:
     if attempt.state in OPEN:
         attempt.state = state
+        attempt.settled_at = entry.n
         attempt.why = entry.text("detail", "") or entry.text("reason", "")

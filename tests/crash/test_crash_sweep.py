@@ -4,8 +4,8 @@ Clean runs are recorded first; each point that was reached, at its first and at 
 the checker compares the log with what the services wrote down themselves. A new point is covered on the day on which it
 is added.
 
-Environment: REGATE_SWEEP=I/M runs the I-th of M shares (default 1/2), REGATE_LONG=1 runs all and
-adds the second and the last hit, REGATE_SEED is what
+Environment: REGATE_SWEEP=I/M runs the I-th of M shares (default: all of them), REGATE_LONG=1
+adds the second and the last hit of each point, REGATE_SEED is what
 faults and order are drawn from, REGATE_CASE=NUMBER:ROLE:POINT:N runs one case, as a failure names it.
 """
 
@@ -29,7 +29,7 @@ from tests.scenario.story import told_on
 pytestmark = pytest.mark.anyio
 
 SEED = int(os.environ.get("REGATE_SEED", "7"))
-SHARE_DEFAULT = "1/2"
+SHARE_DEFAULT = "1/1"
 #: Stacks beside each other: while one waits for a process to come back, the other works.
 LANES = 2
 CLEAN_RUNS = 4

@@ -18,6 +18,8 @@ from admission import agenda as ag
 from admission import commands as cmd
 from admission import events as ev
 from admission.agenda import agenda, index_of
+from admission.live import live_part, restore
+from admission.rules import decide
 from admission.standing import attention_since, phase
 from admission.state import RunState, fold
 from admission.vocabulary import (
@@ -64,6 +66,7 @@ class Protocol(RuleBasedStateMachine):
         self.shadow = RunState(RUN)
         self.autonomous = autonomous
         self.requests = 0
+        self.stale: RunState | None = None
         self.asked: list[cmd.Command] = []
         self.stage.ok(cmd.Start(run=RUN, principal="ann", request_id="start", goal=_goal(budget)))
 
@@ -82,6 +85,22 @@ class Protocol(RuleBasedStateMachine):
             assert attention_since(self.shadow) is not None, "S16: an unknown that nobody is shown"
 
     # -- people --------------------------------------------------------------------------------------------------------
+
+    @rule()
+    def somebody_keeps_a_copy(self) -> None:
+        """As another process does, which does not see what is appended from now on."""
+        self.stale = restore(live_part(self.stage.run), list(self.stage.run.attempts.values()))
+
+    @invariant()
+    def opening_from_an_old_copy_is_opening_from_the_log(self) -> None:
+        """OpenScope compares the control version alone: while that stands, what an old copy opens, the log opens."""
+        run, stale = self.stage.run, self.stale
+        if stale is None or stale.control != run.control:
+            return
+        for scope, gate in stale.gates.items():
+            opening = cmd.OpenScope(scope=scope, revision=gate.target, epoch=1)
+            if decide(stale, opening, stale.time).accepted:
+                assert decide(run, opening, run.time).accepted, f"{scope} opens only for whoever has not seen the rest"
 
     def _request(self, again: bool) -> str:
         self.requests += 0 if again and self.requests else 1

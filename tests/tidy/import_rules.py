@@ -33,6 +33,7 @@ PURE = (
     "admission/keys.py",
     "admission/values.py",  # what events are made of
     "admission/run_state.py",
+    "admission/rows.py",
     "admission/fold_*.py",
     "admission/live.py",
     "admission/standing.py",

@@ -68,6 +68,8 @@ class Story:
         for n, (label, commit, event) in enumerate(copy.deepcopy(self.steps), start=1):
             if event["type"] == "checkpoint_written":
                 checkpoint = event["checkpoint"]
+                if checkpoint.get("position") == AUTO:
+                    checkpoint["position"] = n - 1
                 if checkpoint.get("predecessor_hash") == AUTO:
                     checkpoint["predecessor_hash"] = hashes[checkpoint["predecessor"]]
                 event["hash"] = digest(checkpoint) if event["hash"] == AUTO else event["hash"]
@@ -136,7 +138,7 @@ class Story:
 
     def open(self, n: int, done: list[tuple[str, str, int]], **more: Any) -> None:
         checkpoint = {
-            "id": f"cp{n}", "scope": "a", "revision": n, "goal_hash": f"goal{n}", "position": 1, "artifacts": [],
+            "id": f"cp{n}", "scope": "a", "revision": n, "goal_hash": f"goal{n}", "position": AUTO, "artifacts": [],
             "effects_done": [
                 {"attempt": a, "slot": f"{slot}#1", "revision": r, "service": "shop", "operation": "x", "target": "T"}
                 for a, slot, r in done

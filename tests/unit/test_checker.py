@@ -260,6 +260,7 @@ CORRUPTIONS: list[tuple[str, str, Bend]] = [
     ("S15", "the hash is of something else", set_("cp3", hash="0" * 64)),
     ("S15", "an effect is missing", lambda s: s.event("cp2")["checkpoint"]["effects_done"].pop()),
     ("S15", "an effect is too much", too_much_done),
+    ("S15", "it is exact for a position that had not come", in_checkpoint("cp2", position=10_000)),
     ("S15", "the predecessor had another hash", in_checkpoint("cp3", predecessor_hash="0" * 64)),
     ("S15", "the predecessor is not named", in_checkpoint("cp3", predecessor="", predecessor_hash="")),
     ("S15", "written twice", written_twice),
@@ -332,6 +333,7 @@ def test_a_scope_below_is_judged_by_its_own_opening(tmp_path: Path) -> None:
     story.move("e4.classified", after="open2")
     for n, predecessor in ((2, ""), (3, "sub2")):
         base = {"id": f"sub{n}", "scope": "a/sub", "revision": n, "goal_hash": f"goal{n}", "effects_done": []}
+        base["position"] = AUTO
         if predecessor:
             base |= {"predecessor": predecessor, "predecessor_hash": AUTO}
         after = "e4.classified" if n == 2 else "open3"

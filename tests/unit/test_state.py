@@ -63,6 +63,7 @@ def test_undo_takes_back_a_group_exactly(draws: list[Draw], ends: list[str], gro
 @given(DRAWS)
 @example(history(79))  # two slots with one conflict key, one of them contradicted
 @example(history(720))  # a contradicted attempt, and a later one of the same slot
+@example(history(239))  # one conflict key, two occurrences of one intent
 def test_a_snapshot_restores_what_the_events_add_up_to_after_any_prefix(draws: list[Draw]) -> None:
     log = played(draws).log
     run = RunState(RUN)

@@ -1,0 +1,122 @@
+"""Attempts as a run keeps them: settled ones that came from a snapshot stay packed until somebody reads them.
+
+A run of a hundred thousand events has tens of thousands of settled attempts, of which hardly one is ever looked at
+again, but each slot of which must be known. So a packed row carries what decisions ask of a settled attempt in the
+open, and the rest as bytes. Pure.
+"""
+
+from collections.abc import ItemsView, Iterator, ValuesView
+from typing import Any, TypeVar
+
+import msgspec
+
+from admission.records import Attempt
+from admission.vocabulary import AttemptState
+
+T = TypeVar("T")
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A settled attempt: what the derived entries need, and all of it as bytes."""
+
+    id: str
+    no: int
+    slot: str
+    state: AttemptState
+    generation: int
+    settled: int
+    touched: str
+    conflict_key: str
+    stands: bool
+    whole: msgspec.Raw
+
+
+_FIELDS = Attempt.__struct_fields__
+_encode = msgspec.msgpack.Encoder().encode
+_decode_whole = msgspec.msgpack.Decoder(Attempt).decode
+_decode_packed = msgspec.msgpack.Decoder(list[Packed]).decode
+
+
+def pack(attempt: Attempt) -> Packed:
+    """The packed form of a settled attempt."""
+    return Packed(
+        attempt.id,
+        attempt.no,
+        attempt.slot,
+        attempt.state,
+        attempt.generation,
+        attempt.settled,
+        attempt.touched,
+        attempt.conflict_key,
+        attempt.stands,
+        msgspec.Raw(_encode(attempt)),
+    )
+
+
+def encode_rows(rows: list[Attempt | Packed]) -> bytes:
+    """A chunk of rows as bytes."""
+    return _encode([row if isinstance(row, Packed) else pack(row) for row in rows])
+
+
+def decode_rows(data: bytes) -> list[Packed]:
+    """The rows of a chunk, packed."""
+    return _decode_packed(data)
+
+
+class Rows(dict[str, Attempt]):
+    """Attempts by id, in the order of their numbers. Behaves as a dict of Attempt; unpacks on reading."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read: dict[str, Attempt] = {}
+
+    def hold(self, row: Attempt | Packed) -> None:
+        """Add a row as it comes from a snapshot."""
+        dict.__setitem__(self, row.id, row)  # type: ignore[misc]
+
+    def stored(self) -> Iterator[tuple[str, Attempt | Packed]]:
+        """The rows as they are held: a row that nobody changed is the very object that the snapshot gave."""
+        return iter(dict.items(self))
+
+    def _unpacked(self, row: Any) -> Attempt:
+        if type(row) is not Packed:
+            attempt: Attempt = row
+            return attempt
+        found = self._read.get(row.id)
+        if found is None:
+            found = self._read[row.id] = _decode_whole(row.whole)
+        return found
+
+    def __getitem__(self, key: str) -> Attempt:
+        return self._unpacked(dict.__getitem__(self, key))
+
+    def get(self, key: str, default: T | None = None) -> Any:
+        """As of a dict."""
+        row = dict.get(self, key)
+        return default if row is None else self._unpacked(row)
+
+    def values(self) -> ValuesView[Attempt]:  # type: ignore[override]
+        """As of a dict, unpacking each as it is reached."""
+        return _Values(self)
+
+    def items(self) -> ItemsView[str, Attempt]:  # type: ignore[override]
+        """As of a dict, unpacking each as it is reached."""
+        return _Items(self)
+
+
+class _Values(ValuesView[Attempt]):
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows)
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return (self._rows._unpacked(row) for row in dict.values(self._rows))
+
+
+class _Items(ItemsView[str, Attempt]):
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows)
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[tuple[str, Attempt]]:
+        return ((key, self._rows._unpacked(row)) for key, row in dict.items(self._rows))
