@@ -14,6 +14,8 @@ from admission.rows import Packed
 from admission.state import RunState
 from admission.vocabulary import OPEN_ATTEMPTS, AttemptState
 
+_SUCCEEDED = AttemptState.SUCCEEDED
+
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
     """Everything of a state but its attempts and what is derived from them."""
@@ -64,21 +66,26 @@ def restore(live: Live, attempts: Iterable[Attempt | Packed]) -> RunState:
     for name in Live.__struct_fields__:
         value = getattr(live, name)
         setattr(run, name, dict(value) if isinstance(value, dict) else value)
-    rows, slots, conflicts, targets = run.attempts, run.slots, run.conflicts, run.targets
+    slots, conflicts, targets, generations = run.slots, run.conflicts, run.targets, run.generations
     latest: dict[str, int] = {}
-    for row in attempts:  # tens of thousands of them, so what is looked up for each is looked up once
-        rows.hold(row)
-        state, slot = row.state, row.slot
-        if state is AttemptState.FAILED:
-            run.generations[slot] = max(run.generations.get(slot, 1), row.generation + 1)
-        if row.stands:
-            slots[slot] = row.id
+    kept = list(attempts)
+    run.attempts.hold(kept)
+    for row in kept:  # tens of thousands of them, nearly all succeeded: that branch does as little as it can
+        state = row.state
+        if state is _SUCCEEDED:
+            slots[row.slot] = row.id
             if row.conflict_key:
-                conflicts.setdefault(row.conflict_key, slot)
-        if state is AttemptState.SUCCEEDED:
-            if latest.get(row.touched, -1) < row.settled:
-                latest[row.touched] = row.settled
-                targets[row.touched] = row.id
-        elif state in OPEN_ATTEMPTS:
+                conflicts.setdefault(row.conflict_key, row.slot)
+            touched, settled = row.touched, row.settled
+            if touched not in latest or latest[touched] < settled:
+                latest[touched], targets[touched] = settled, row.id
+            continue
+        if state is AttemptState.FAILED:
+            generations[row.slot] = max(generations.get(row.slot, 1), row.generation + 1)
+        if row.stands:
+            slots[row.slot] = row.id
+            if row.conflict_key:
+                conflicts.setdefault(row.conflict_key, row.slot)
+        if state in OPEN_ATTEMPTS:
             run.open_attempts[row.id] = None
     return run

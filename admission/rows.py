@@ -5,7 +5,7 @@ again, but each slot of which must be known. So a packed row carries what decisi
 open, and the rest as bytes. Pure.
 """
 
-from collections.abc import ItemsView, Iterator, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, ValuesView
 from typing import Any, TypeVar
 
 import msgspec
@@ -70,9 +70,9 @@ class Rows(dict[str, Attempt]):
         super().__init__()
         self._read: dict[str, Attempt] = {}
 
-    def hold(self, row: Attempt | Packed) -> None:
-        """Add a row as it comes from a snapshot."""
-        dict.__setitem__(self, row.id, row)  # type: ignore[misc]
+    def hold(self, rows: Iterable[Attempt | Packed]) -> None:
+        """Add rows as they come from a snapshot, in the order of their numbers."""
+        dict.update(self, [(row.id, row) for row in rows])
 
     def stored(self) -> Iterator[tuple[str, Attempt | Packed]]:
         """The rows as they are held: a row that nobody changed is the very object that the snapshot gave."""
