@@ -65,7 +65,8 @@ bench: install
 
 # The tables of docs/protocol.md are made from the code; the tests fail where they differ.
 docs: install
-	@.ci/test-wheel $(BIN)/python tests -k "docs or documented or protocol_page" $(ARGS)
+	$(BIN)/python docs/render_protocol.py
+	@.ci/test-wheel $(BIN)/python tests -k "docs or documented or protocol_doc" $(ARGS)
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
