@@ -92,17 +92,16 @@ class Scenario:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._revive)
             run = await self._redirected()
-            entries = await self.story.wait_log(
-                run, _both_adopted, seconds=PATIENCE_S, what=f"for the end of {self.case}"
-            )
+            what = f"for the end of {self.case}"
+            entries = await self.story.wait_log(run, _both_adopted, seconds=PATIENCE_S, what=what)
+            await self._came_out_right(run, entries)
+            await self._settle_the_mail(run)
+            killed = bool(self.case.role) and not order.exists()
+            order.unlink(missing_ok=True)
+            await self.story.checker()
             tasks.cancel_scope.cancel()
-        killed = bool(self.case.role) and not order.exists()
-        order.unlink(missing_ok=True)
         (stack.points / f"{self.case.role}.killed").unlink(missing_ok=True)
         await anyio.to_thread.run_sync(stack.ensure, *ROLES)
-        await self._came_out_right(run, entries)
-        await self._settle_the_mail(run)
-        await self.story.checker()
         return Told(self.case, killed, _hits(stack) - before)
 
     async def _revive(self) -> None:
