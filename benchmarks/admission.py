@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -45,6 +46,10 @@ PARTS: Mapping[str, Callable[[dict[str, Any]], Awaitable[None]]] = {
 BUSY = 0.5
 #: Slots of the history are below it.
 FIRST_NEW_EFFECT = 50_000_000
+
+
+#: As `regate serve` runs: on uvloop where it is installed.
+LOOP = {"use_uvloop": find_spec("uvloop") is not None}
 
 
 def note(words: str) -> None:
@@ -118,14 +123,16 @@ def main() -> int:
     parser.add_argument("--settings", default="{}", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.part:
-        anyio.run(PARTS[given.part], json.loads(given.settings))
+        anyio.run(PARTS[given.part], json.loads(given.settings), backend_options=LOOP)
         return 0
     size = "smoke" if given.smoke else "quick" if given.quick else "full"
     busy = os.getloadavg()[0]
     folder = Path(tempfile.mkdtemp(prefix="regate-bench-", dir=given.dir))
     begun = perf_counter()
     try:
-        found = anyio.run(run_all, [given.only] if given.only else ["no", "always"], SIZES[size], folder)
+        found = anyio.run(
+            run_all, [given.only] if given.only else ["no", "always"], SIZES[size], folder, backend_options=LOOP
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if given.output == "json":

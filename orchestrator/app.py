@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ from orchestrator.settings import ListenTable, Settings, SettingsError, find_set
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 1, 2, 5, 130
 #: Acknowledged data is missing: a supervisor must not start the process again as if nothing had happened.
 EXIT_ALARM = 70
+
+
+def fast_loop() -> bool:
+    """Whether uvloop is installed: the same loop for the same code, with a fifth less time in it."""
+    return find_spec("uvloop") is not None
 
 
 def serve(
@@ -60,7 +66,7 @@ def run_roles(settings: Settings, roles: frozenset[str], *, gateway_url: str = "
     """Run the roles in this process until told to stop; the exit code. What is wrong is said on stderr."""
     quiet_log()
     try:
-        anyio.run(_serve, settings, roles, gateway_url)
+        anyio.run(_serve, settings, roles, gateway_url, backend_options={"use_uvloop": fast_loop()})
     except BaseException as error:
         code = explained(error)
         if code is None:

@@ -141,12 +141,20 @@ async def _kept(data_dir: Path) -> None:
 
 async def _noted(data_dir: Path) -> None:
     known = data_directory.recorded_pid(data_dir)
-    while True:
-        await anyio.sleep(1.0)
+
+    def note() -> None:
+        nonlocal known
         now = data_directory.recorded_pid(data_dir)
         if now is not None and now != known and (data_dir / STORE_PID).exists():
             (data_dir / STORE_PID).write_text(f"{now}\n")
         known = now
+
+    try:
+        while True:
+            await anyio.sleep(1.0)
+            note()
+    finally:
+        note()  # a server that was started again a moment ago is to be stopped by us all the same
 
 
 async def _judged(settings: Settings, url: str) -> tuple[str, ...]:

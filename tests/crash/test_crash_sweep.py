@@ -4,9 +4,9 @@ Clean runs are recorded first; each point that was reached, at its first and at 
 the checker compares the log with what the services wrote down themselves. A new point is covered on the day on which it
 is added.
 
-Environment: REGATE_SWEEP=I/M runs the I-th of M shares (default: all), REGATE_LONG=1 adds the second and the last hit of
-each point, REGATE_SEED is what faults and order are drawn from, and REGATE_CASE=NUMBER:ROLE:POINT:N runs one case, as a
-failure names it.
+Environment: REGATE_SWEEP=I/M runs the I-th of M shares (default: all), REGATE_LONG=1 adds the second and the last hit
+of each point, REGATE_SEED is what faults and order are drawn from, and REGATE_CASE=NUMBER:ROLE:POINT:N runs one case,
+as a failure names it.
 """
 
 from __future__ import annotations
@@ -86,8 +86,6 @@ def _chosen(count: int) -> set[int]:
 
 def share_of(cases: list[Case]) -> list[Case]:
     """The share that this process was asked to run."""
-    if os.environ.get("REGATE_LONG") == "1":
-        return cases
     part, _, parts = os.environ.get("REGATE_SWEEP", SHARE_DEFAULT).partition("/")
     return cases[int(part) - 1 :: int(parts)]
 
