@@ -211,21 +211,28 @@ class Acts:
 
     async def _observe(self, run: str, child_id: str) -> None:
         """Look until a terminal state is seen or the child is lost."""
-        wait_s, heard_s = LOOK_FIRST_S, anyio.current_time()
+        wait_s = LOOK_FIRST_S
+        # Counted from the first look in vain: a process that was paused itself has heard nobody meanwhile.
+        silent_since_s: float | None = None
         while True:
             child = (await self._desk.current(run)).children[child_id]
             url = self._url(child)
-            if seen_to_end(child) or url is None or (child.settled and not child.stop_wanted):
+            if url is None:
+                await anyio.sleep(NOBODY_S)
+                return
+            if seen_to_end(child):
                 break
             point("act.look.before")
             seen = await self._courier.look(url, child.task)
             point("act.look.after")
             if isinstance(seen, Seen):
-                heard_s = anyio.current_time()
+                silent_since_s = None
                 if await self._take(run, child_id, seen):
                     break
             elif not child.settled:
-                silent = anyio.current_time() - heard_s > CONTACT_LOST_S
+                now_s = anyio.current_time()
+                silent_since_s = now_s if silent_since_s is None else silent_since_s
+                silent = now_s - silent_since_s > CONTACT_LOST_S
                 if silent or (isinstance(seen, Gone) and not child.stop_wanted):
                     words = "the agent does not know the task any more" if isinstance(seen, Gone) else seen.detail
                     await self._desk.submit(run, cmd.DeclareLost(by="courier", child=child_id, detail=words))
