@@ -27,6 +27,7 @@ from admission.standing import (
     lost_but_acting,
     phase,
     seen_to_end,
+    unseen_results,
 )
 from admission.state import RunState
 from admission.storage import Index
@@ -314,6 +315,7 @@ def _still(run: RunState) -> _Still:
         or run.cancelled
         or run.alarms
         or lost_but_acting(run)
+        or unseen_results(run)
         or any(gate.state not in (GateState.OPEN, GateState.HELD) for gate in run.gates.values())
         or any(
             child.state is ChildState.LAUNCHING or child.stop_wanted

@@ -28,15 +28,23 @@ class Answer(msgspec.Struct, Generic[DecisionT], frozen=True):
 class Ask(Generic[CommandT, DecisionT]):
     """One caller's command, or with command None the wish to look at the confirmed state."""
 
-    __slots__ = ("answer", "blobs", "command", "compare", "decision", "done", "failure", "fence", "last")
+    __slots__ = ("answer", "blobs", "command", "compare", "decision", "done", "failure", "fence", "indexes", "last")
 
     def __init__(
-        self, command: CommandT | None, compare: Compare, fence: int | None, blobs: Mapping[str, bytes]
+        self,
+        command: CommandT | None,
+        compare: Compare,
+        fence: int | None,
+        blobs: Mapping[str, bytes],
+        *,
+        indexes: bool = False,
     ) -> None:
         self.command = command
         self.compare = compare
         self.fence = fence
         self.blobs = blobs
+        #: Whether the run's indexes are to be written although nothing changes.
+        self.indexes = indexes
         self.decision: DecisionT | None = None
         #: The number of events of its group up to and with its own.
         self.last = 0

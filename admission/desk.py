@@ -13,6 +13,7 @@ redirect. Facts compare nothing. Commands under different fences never share a c
 Knows: copies, groups, answers. Does not know: events and rules (machine.Machine brings them), nor the store's ways.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -44,6 +45,8 @@ from admission.storage import (
 __all__ = ["Answer", "Desk"]
 
 Seen = TypeVar("Seen")
+
+log = logging.getLogger("regate.desk")
 
 COPIES_MAX = 1000
 #: A group is closed when its events and blobs reach this size; the others go with the next.
@@ -131,6 +134,14 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
             raise StoreUnavailable("the copy of the run was dropped at this moment; ask again")
         return copy.state
 
+    async def reindex(self, run: str, *, fence: int | None = None) -> None:
+        """Write the run's entries in the cross-run indexes anew, from the confirmed state.
+
+        A commit from a copy that was behind leaves them alone and rings the run's timer instead: whoever answers that
+        timer calls this, or what the commit brought up is in no index. Raises as `submit`.
+        """
+        await self._ask(self._copy(run), Ask(None, Compare.LOG, fence, {}, indexes=True))
+
     async def look(self, run: str, at: Callable[[State], Seen]) -> Seen:
         """What `at` makes of the confirmed state, so that nothing of the state leaves the desk."""
         return at(await self.current(run))
@@ -212,8 +223,8 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
         settled = False
         try:
             await self._serve_group(copy, group)
-            self._take_snapshot(copy)
             settled = True
+            self._take_snapshot(copy)
         except (StoreUnavailable, StoreBehind, StoreFenced) as error:
             fail(group, error)
         except Exception as error:  # noqa: BLE001
@@ -242,7 +253,7 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
                 expected=known_control if decided.compare is Compare.CONTROL else known,
                 known=known,
                 fence=group[0].fence if group else None,
-                index=self._machine.index_of(state) if decided.events else None,
+                index=self._machine.index_of(state) if decided.events or any(a.indexes for a in group) else None,
                 blobs=decided.blobs,
             )
             reply = await self._store.commit(commit) if group else None
@@ -388,8 +399,16 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
 
     def _take_snapshot(self, copy: RunCopy[State, CommandT, DecisionT]) -> None:
         book, state, tasks = copy.book, copy.state, self._tasks
-        if self._writes_snapshots and book is not None and book.is_due and state is not None and tasks is not None:
-            tasks.start_soon(self._write_snapshot, book, copy.run, book.prepare(state))
+        if not self._writes_snapshots or book is None or not book.is_due or state is None or tasks is None:
+            return
+        try:
+            prepared = book.prepare(state)
+        except Exception:
+            # A snapshot only saves time. What cannot be written into one must not keep its run from going on.
+            log.exception("run %s: no snapshot can be made of it; it is loaded from its log", copy.run)
+            copy.book = None
+            return
+        tasks.start_soon(self._write_snapshot, book, copy.run, prepared)
 
     async def _write_snapshot(self, book: SnapshotBook[State], run: str, prepared: Prepared) -> None:
         try:

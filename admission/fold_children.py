@@ -94,7 +94,15 @@ def _result_filed(run: RunState, n: int, e: ev.ResultFiled) -> None:
     if e.task != child.task:
         return  # a second task of the same launch: on record, and nothing follows from it
     run.put(run.children, e.child, replace(child, result=e.result))
-    if e.disposition is Disposition.DROPPED and run.current.get(e.scope) == e.child and not child.stop_wanted:
+    failed = (
+        child.mode is ChildMode.MEDIATED
+    )  # an agent that has acted on its own is not sent again for want of a stamp
+    if (
+        e.disposition is Disposition.DROPPED
+        and run.current.get(e.scope) == e.child
+        and not child.stop_wanted
+        and failed
+    ):
         run.put(run.relaunches, e.scope, run.relaunches.get(e.scope, 0) + 1)
     if e.disposition is Disposition.ADOPTED:
         run.put(run.adopted, e.scope, e.result)

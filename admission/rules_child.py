@@ -10,7 +10,7 @@ from typing import Any
 from admission import commands as cmd
 from admission import events as ev
 from admission.records import Child
-from admission.standing import exhausted
+from admission.standing import exhausted, seen_to_end
 from admission.state import RunState
 from admission.table import Answer, Machine, Row
 from admission.vocabulary import (
@@ -69,11 +69,13 @@ def finished_without_result(run: RunState, child: Child) -> bool:
     """Whether the child is over and left nothing to adopt, so that another one may follow."""
     if not child.settled:
         return False
-    if child.state is C.LOST or child.task_state is not TaskState.COMPLETED:
+    if child.state is C.LOST:
+        return seen_to_end(child)  # one that acts past the gate may still be at it
+    if child.task_state is not TaskState.COMPLETED:
         return True
     result = run.results.get(child.result)
-    if result is None:
-        return False
+    if result is None or child.mode is ChildMode.AUTONOMOUS:
+        return False  # what it did cannot be asked of the gate: another one would do it again
     if result.disposition is Disposition.ADOPTED:
         return run.adopted.get(child.scope) != result.id  # it was put aside: something it left open did not happen
     return result.disposition is Disposition.DROPPED
@@ -238,7 +240,7 @@ def drop_reason(run: RunState, command: cmd.FileResult) -> str:
     gate = run.gates[child.scope]
     stamp = command.stamp
     if child.mode is ChildMode.AUTONOMOUS and stamp is None:
-        if child.follows:
+        if any(c.scope == child.scope and c.revision < child.revision for c in run.children.values()):
             return "its agent does not say which revision it answers: after a redirect a person has to look first"
         stamp = Stamp(run=run.run_id, scope=child.scope, child=child.id, revision=child.revision,
                       goal_hash=child.goal_hash)  # fmt: skip

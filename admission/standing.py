@@ -4,6 +4,7 @@ Rules, agenda, indexes and views all ask here, so that "blocked" means the same 
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from admission.records import Attempt, Child
 from admission.state import RunState
@@ -13,6 +14,7 @@ from admission.vocabulary import (
     Blocks,
     ChildMode,
     ChildState,
+    Disposition,
     GateState,
     RunPhase,
     TryOutcome,
@@ -120,7 +122,7 @@ def _stuck_for_good(run: RunState) -> bool:
     """Something that no child and no service can move: only a person or a revision can."""
     if run.alarms:
         return True
-    if lost_but_acting(run) and all(run.scope_done(scope) for scope in run.gates):
+    if lost_but_acting(run) or unseen_results(run):
         return True
     for scope, gate in run.gates.items():
         if gate.state is GateState.CLOSED and budget_overdrawn(run):
@@ -153,6 +155,19 @@ def lost_but_acting(run: RunState) -> list[Child]:
     return [child for child in run.children.values() if child.settled and not seen_to_end(child)]
 
 
+def unseen_results(run: RunState) -> list[Child]:
+    """Children of open scopes that act past the gate, completed, and left a result that a person has to look at."""
+    found = []
+    for scope, gate in run.gates.items():
+        child = run.children.get(run.current.get(scope, ""))
+        if child is None or child.mode is not ChildMode.AUTONOMOUS or gate.cur != gate.target or run.scope_done(scope):
+            continue
+        result = run.results.get(child.result)
+        if child.revision == gate.cur and result is not None and result.disposition is Disposition.DROPPED:
+            found.append(child)
+    return found
+
+
 def stuck_children(run: RunState) -> list[Child]:
     """Children that keep a gate closed and do not stop: refused, unreachable, lost, never found, or asked in vain."""
     plainly = (ChildState.STOP_REFUSED, ChildState.UNREACHABLE, ChildState.LOST, ChildState.LAUNCHING)
@@ -165,30 +180,72 @@ def stuck_children(run: RunState) -> list[Child]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Something that waits for a person. `id` names an attempt, a child or a scope; `why` says it in one line."""
+
+    kind: str
+    id: str
+    scope: str
+    revision: int
+    since: int
+    why: str
+
+
+def waiting(run: RunState) -> list[Waiting]:
+    """Everything in this run that waits for a person. A run that is blocked always has an entry here."""
+    found = [
+        Waiting("effect", a.id, a.scope, a.revision, a.unknown_at, a.why or "it is not known what became of it")
+        for a in unknown_attempts(run)
+    ]
+    for alarm in run.alarms.values():
+        row = run.attempts[alarm.attempt]
+        found.append(Waiting("alarm", row.id, row.scope, row.revision, alarm.at, alarm.detail))
+    if run.finished and run.finished != RunPhase.CANCELLED_UNRESOLVED:
+        return found
+    children = {child.id: child for child in (*stuck_children(run), *lost_but_acting(run), *_outlasting_cancel(run))}
+    for child in children.values():
+        since = child.stop_at or child.ended_at or child.launched_at
+        words = "it acts past the gate and was not seen to end"
+        found.append(Waiting("child", child.id, child.scope, child.revision, since, words))
+    for child in unseen_results(run):
+        words = "it acted past the gate and its result does not say which revision it answers: look at it first"
+        found.append(Waiting("result", child.id, child.scope, child.revision, child.ended_at, words))
+    return found + waiting_scopes(run)
+
+
+def waiting_scopes(run: RunState) -> list[Waiting]:
+    """Scopes that wait for a person: too often tried, overdrawn, or in need of what never comes."""
+    found: list[Waiting] = []
+    if run.cancelled or run.finished:
+        return found
+    for scope, gate in run.gates.items():
+        if run.scope_done(scope):
+            continue
+        child = run.children.get(run.current.get(scope, ""))
+        since = child.ended_at if child else run.started_at
+        if gate.cur != gate.target:
+            if budget_overdrawn(run):
+                words = f"{run.spent} spent and {run.reserved} reserved of a budget of {run.budget_limit} effects"
+                found.append(Waiting("budget", scope, scope, gate.target, gate.closed_at, words))
+        elif exhausted(run, scope):
+            words = "its child failed or was lost too often" + (f": {child.detail}" if child and child.detail else "")
+            found.append(Waiting("scope", scope, scope, gate.cur, since, words))
+        elif missing := unmeetable_needs(run, scope):
+            words = f"it needs {', '.join(missing)}, which nobody delivered"
+            found.append(Waiting("need", scope, scope, gate.cur, since, words))
+    return found
+
+
+def _outlasting_cancel(run: RunState) -> list[Child]:
+    if run.finished != RunPhase.CANCELLED_UNRESOLVED:
+        return []
+    return [c for c in run.children.values() if c.mode is ChildMode.AUTONOMOUS and not seen_to_end(c)]
+
+
 def attention_since(run: RunState) -> int | None:
     """Since when (store time, ms) something in this run has been waiting for a person; None when nothing is."""
-    times = [attempt.unknown_at for attempt in unknown_attempts(run)]
-    times += [alarm.at for alarm in run.alarms.values()]
-    if not run.finished:
-        times += [child.stop_at or child.ended_at or child.launched_at for child in stuck_children(run)]
-        times += [child.ended_at for child in lost_but_acting(run)]
-        since = waiting_scopes_since(run)
-        times += [] if since is None else [since]
-    return min(times) if times else None
-
-
-def waiting_scopes_since(run: RunState) -> int | None:
-    """Since when a scope has been waiting for a person: too often tried, overdrawn, or in need of what never comes."""
-    times = []
-    for scope, gate in run.gates.items():
-        if run.cancelled or run.scope_done(scope):
-            continue
-        if gate.cur != gate.target:
-            times += [gate.closed_at] if budget_overdrawn(run) else []
-        elif exhausted(run, scope) or unmeetable_needs(run, scope):
-            child = run.children.get(run.current.get(scope, ""))
-            times.append(child.ended_at if child else run.started_at)
-    return min(times) if times else None
+    return min((entry.since for entry in waiting(run)), default=None)
 
 
 def is_live(run: RunState) -> bool:

@@ -10,6 +10,7 @@ import binascii
 import hashlib
 import hmac
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -98,6 +99,22 @@ def internal_token(key: bytes) -> str:
 def is_internal_token(token: str, keys: Sequence[bytes]) -> bool:
     """Whether a token opens the internal door."""
     return any(hmac.compare_digest(internal_token(key).encode(), token.encode()) for key in keys)
+
+
+#: Doubles hold whole numbers exactly below this; above it, nobody can tell which one was meant.
+_WHOLE_MAX = 2.0**53
+
+
+def whole(value: Any) -> Any:
+    """JSON numbers as they were meant: A2A carries every number as a double, so 3 arrives as 3.0.
+
+    Whole numbers become int again, at any depth; without it the same action would have another slot each way.
+    """
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer() and abs(value) < _WHOLE_MAX:
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: whole(item) for key, item in value.items()}
+    return [whole(item) for item in value] if isinstance(value, list) else value
 
 
 def stamp_metadata(stamp: Stamp) -> dict[str, Any]:

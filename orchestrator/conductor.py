@@ -47,6 +47,7 @@ class DeskLike(Protocol):
 
     async def submit(self, run: str, command: cmd.Command, *, fence: int | None = None) -> object: ...
     async def current(self, run: str) -> RunState: ...
+    async def reindex(self, run: str, *, fence: int | None = None) -> None: ...
     def now_ms(self) -> int: ...
 
 
@@ -75,6 +76,7 @@ class Conductor:
         self._busy: set[tuple[str, Action]] = set()
         self._timers: list[tuple[int, str]] = []
         self._due: dict[str, int] = {}
+        self._overdue: set[str] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._acts = Acts(
             desk=desk, store=store, courier=courier, gateway_url=gateway_url, agents=agents,
@@ -126,6 +128,7 @@ class Conductor:
         now = self._desk.now_ms()
         for partition in list(self._epochs):
             for run in await self._store.due(partition, now, 1000):
+                self._overdue.add(run)
                 self._wake(run)
 
     async def _tick(self) -> None:
@@ -198,6 +201,11 @@ class Conductor:
                     self._tasks.start_soon(self._perform, run, action, epoch)
             self._remember(run, plan.due_ms)
             if not commits:
+                if run in self._overdue:
+                    # Its timer was rung by hand (a commit from a copy that was behind) or has passed: either way the
+                    # indexes have to say again what is true, or nobody would be shown what that commit brought up.
+                    self._overdue.discard(run)
+                    await self._desk.reindex(run, fence=epoch)
                 return
             for action in commits:
                 await self._desk.submit(run, action.command, fence=epoch)

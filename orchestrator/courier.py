@@ -27,10 +27,11 @@ from a2a.types import (
 )
 from a2a.types import TaskState as A2AState
 from a2a.utils.errors import A2AError, TaskNotCancelableError, TaskNotFoundError
-from google.protobuf.json_format import MessageToDict, ParseError
+from google.protobuf.json_format import Error as JsonFormatError
+from google.protobuf.json_format import MessageToDict
 
 from admission.vocabulary import ChildMode, Method, TaskState
-from admission.wire import EXTENSION, Stamp, launch_metadata, read_stamp
+from admission.wire import EXTENSION, Stamp, launch_metadata, read_stamp, whole
 
 #: Longest that one call may take (seconds). Children are watched by asking often, so no call has to wait long.
 CALL_DEADLINE_S = 10.0
@@ -212,7 +213,7 @@ class Courier:
         self._clients.pop(agent_url, None)
 
 
-_FAILURES = (A2AError, AgentCardResolutionError, httpx.HTTPError, ParseError, TimeoutError, OSError, ValueError)
+_FAILURES = (A2AError, AgentCardResolutionError, httpx.HTTPError, JsonFormatError, TimeoutError, OSError, ValueError)
 
 
 def _is_transport(error: A2AError) -> bool:
@@ -244,21 +245,12 @@ def _seen(task: Task) -> Seen:
     return Seen(task.id, _state(task.status.state), tuple(artifacts))
 
 
-def _narrowed(value: Any) -> Any:
-    """Whole numbers as they were sent: on the way, a protobuf Struct has made 3 into 3.0."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {key: _narrowed(item) for key, item in value.items()}
-    return [_narrowed(item) for item in value] if isinstance(value, list) else value
-
-
 def _part_value(part: Part) -> Any:
     match part.WhichOneof("content"):
         case "text":
             return part.text
         case "data":
-            return _narrowed(MessageToDict(part.data))
+            return whole(MessageToDict(part.data))
         case "url":
             return {"url": part.url}
         case _:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from admission import events as ev
-from admission.standing import blocking_attempts, exhausted, phase
+from admission.standing import Waiting, blocking_attempts, phase, waiting
 from admission.state import RunState
 from admission.vocabulary import TERMINAL_TASKS, AttemptState, Claim, GateState, RunPhase
 from orchestrator.views import unresolved_rows
@@ -122,38 +122,33 @@ def _named(names: Iterable[str]) -> str:
 
 def attention_items(run: RunState) -> list[dict[str, Any]]:
     """What waits for a person in this run, oldest first, each with the command that shows or settles it."""
+    told = {row["id"]: row for row in unresolved_rows(run)}
     items = []
-    for row in unresolved_rows(run):
-        if row["kind"] == "effect":
-            settle = f"regate effect resolve {row['id']} --happened|--did-not-happen --reason … --evidence …"
-            items.append({**row, "command": settle})
-        elif row["blocks"] == "scope":
-            items.append({**row, "command": f"regate run show {run.run_id}"})
-    for alarm in run.alarms.values():
-        attempt = run.attempts[alarm.attempt]
-        items.append(
-            {
-                "kind": "alarm", "id": alarm.attempt, "run": run.run_id, "scope": attempt.scope,
-                "revision": attempt.revision, "state": attempt.state.value, "since": alarm.at,
-                "what": f"{attempt.service}.{attempt.operation} on {attempt.target}", "why": alarm.detail,
-                "blocks": "nothing", "command": f"regate effect show {alarm.attempt}",
-            }
-        )  # fmt: skip
-    if not run.finished and not run.cancelled:
-        for name in run.gates:
-            if exhausted(run, name) and not run.scope_done(name):
-                child = run.children.get(run.current.get(name, ""))
-                items.append(
-                    {
-                        "kind": "scope", "id": name, "run": run.run_id, "scope": name, "revision": run.gates[name].cur,
-                        "state": "given_up", "since": child.ended_at if child else run.started_at,
-                        "what": f"scope {name}", "blocks": "scope",
-                        "why": "its child failed or was lost too often: "
-                        + (child.detail if child and child.detail else "see its agent's log"),
-                        "command": f"regate run redirect {run.run_id}",
-                    }
-                )  # fmt: skip
+    for entry in waiting(run):
+        row = {
+            "kind": entry.kind, "id": entry.id, "run": run.run_id, "scope": entry.scope, "revision": entry.revision,
+            "since": entry.since, **_waiting_words(run, entry),
+        }  # fmt: skip
+        if entry.kind in ("effect", "child"):
+            row |= told.get(entry.id, {})  # where there is more to say of it, it is said the same way everywhere
+        items.append(row)
     return sorted(items, key=lambda item: int(item["since"] or 0))
+
+
+def _waiting_words(run: RunState, entry: Waiting) -> dict[str, Any]:
+    show, redirect = f"regate run show {run.run_id}", f"regate run redirect {run.run_id}"
+    settle = f"regate effect resolve {entry.id} --happened|--did-not-happen --reason … --evidence …"
+    if entry.kind in ("effect", "alarm"):
+        attempt = run.attempts[entry.id]
+        what, state = f"{attempt.service}.{attempt.operation} on {attempt.target}", attempt.state.value
+        blocks, command = ("slot" if entry.kind == "alarm" else run.facts_of(attempt).unknown_blocks.value), settle
+    elif entry.kind in ("child", "result"):
+        child = run.children[entry.id]
+        what, state, blocks, command = f"{child.agent}, task {child.task}", child.state.value, "scope", show
+    else:
+        state = {"budget": "overdrawn", "need": "not_delivered"}.get(entry.kind, "given_up")
+        what, blocks, command = f"scope {entry.scope}", "scope", redirect
+    return {"what": what, "state": state, "why": entry.why, "blocks": blocks, "command": command}
 
 
 # --- the control channel ---------------------------------------------------------------------------------------------

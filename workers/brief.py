@@ -5,7 +5,6 @@ Knows the JSON of a brief and of the launching metadata. Does not know A2A's typ
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,31 +13,16 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from admission.wire import EXTENSION, Stamp, read_stamp
+from admission.wire import EXTENSION, Stamp, read_stamp, whole
 
 ACTIONS_MAX = 10_000
 #: Beyond this a float no longer names one whole number.
-WHOLE_FLOAT_MAX = 2.0**53
 #: What a signed grant looks like: a body and a sha256 mac, both base64url.
 _GRANT = re.compile(r"[A-Za-z0-9_-]{40,}\.[A-Za-z0-9_-]{43}")
 
 
 class BadLaunch(Exception):
     """The launching message cannot be worked on. The text says what to send instead and holds no value of it."""
-
-
-def narrowed(value: Any) -> Any:
-    """JSON numbers as they were meant: A2A carries every number as a double, so 3 arrives as 3.0.
-
-    Whole numbers become int again, at any depth. Without it the same action would have another slot each way.
-    """
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer() and abs(value) < WHOLE_FLOAT_MAX:
-        return int(value)
-    if isinstance(value, Mapping):
-        return {key: narrowed(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [narrowed(item) for item in value]
-    return value
 
 
 def _none_is_empty(value: Any) -> Any:
@@ -120,7 +104,7 @@ def read_launch(metadata: Mapping[str, Any], brief: Any) -> Launch:
     if not isinstance(brief, Mapping):
         raise BadLaunch("the message has no data part: send the brief as one JSON object")
     try:
-        told = Brief.model_validate(narrowed(brief))
+        told = Brief.model_validate(whole(brief))
     except ValidationError as wrong:
         places = "; ".join(f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in wrong.errors()[:5])
         raise BadLaunch(blot(f"the brief is malformed: {places}", grant)) from None

@@ -7,7 +7,6 @@ Does not know how it is served.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
 from a2a.server.tasks import TaskUpdater
 
-from admission.wire import EXTENSION, Stamp, read_stamp, stamp_metadata
+from admission.wire import EXTENSION, Stamp, read_stamp, stamp_metadata, whole
 from simulators.children.gate_calls import GateCalls, gate_calls
 
 PATIENCE_MS = 60_000
@@ -91,7 +90,7 @@ class DifficultChild(AgentExecutor):
         task = new_task_from_user_message(context.message)
         await event_queue.enqueue_event(task)
         data = get_data_parts(context.message.parts)
-        steps = _whole(data[0].get("actions") or []) if data and isinstance(data[0], Mapping) else []
+        steps = whole(data[0].get("actions") or []) if data and isinstance(data[0], Mapping) else []
         job = Job(
             TaskUpdater(event_queue, task.id, task.context_id),
             read_stamp(context.metadata),
@@ -242,12 +241,3 @@ KINDS: dict[str, type[DifficultChild]] = {
     "never_answers": NeverAnswers,
     "autonomous": Autonomous,
 }
-
-
-def _whole(value: Any) -> Any:
-    """A2A makes every number a double; whole ones become int again."""
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, dict):
-        return {key: _whole(item) for key, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, list) else value

@@ -20,7 +20,7 @@ from admission import events as ev
 from admission.agenda import agenda, index_of
 from admission.live import live_part, restore
 from admission.rules import decide
-from admission.standing import attention_since, phase
+from admission.standing import attention_since, phase, waiting
 from admission.state import RunState, fold
 from admission.vocabulary import (
     TERMINAL_PHASES,
@@ -85,6 +85,11 @@ class Protocol(RuleBasedStateMachine):
             assert attention_since(self.shadow) is not None, "S16: an unknown that nobody is shown"
 
     # -- people --------------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def what_is_blocked_is_shown(self) -> None:
+        if phase(self.stage.run) in (RunPhase.BLOCKED, RunPhase.CANCELLED_UNRESOLVED):
+            assert waiting(self.stage.run), "a run that waits for a person, and nobody is told"
 
     @rule()
     def somebody_keeps_a_copy(self) -> None:

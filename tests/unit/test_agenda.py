@@ -31,6 +31,7 @@ from admission.live import live_part, restore
 from admission.records import Child
 from admission.rules_run import CANCEL_DEADLINE_MS
 from admission.standing import attention_since, is_live
+from admission.table import Answer
 from admission.vocabulary import (
     AttemptState,
     Basis,
@@ -295,13 +296,28 @@ def test_a_need_that_can_never_be_met_is_shown() -> None:
 
 
 @pytest.mark.parametrize("make", [Stage.launched, Stage.running])
-def test_a_lost_agent_that_may_still_act_is_shown_when_all_else_is_done(make: Callable[..., Child]) -> None:
+def test_a_lost_agent_that_may_still_act_is_shown_and_nobody_is_sent_beside_it(make: Callable[..., Child]) -> None:
     stage = Stage(goal("a"))
     stage.ok(cmd.DeclareLost(child=make(stage, "a", ChildMode.AUTONOMOUS).id, detail="gone"))
-    follower = stage.running("a", ChildMode.AUTONOMOUS)
-    stage.seen(follower, TaskState.COMPLETED)
-    stage.file(follower)
+    again = cmd.PlanChild(scope="a", revision=1, mode=ChildMode.AUTONOMOUS)
+    assert stage.do(again).verdict is Answer.ALREADY
+    assert not [action for action in stage.agenda(AN_HOUR) if isinstance(action, Plan)]
     assert not stage.do(cmd.Finish(epoch=1)).accepted
+    assert (stage.phase(), attention_since(stage.run) is not None) == (RunPhase.BLOCKED, True)
+
+
+def test_an_agent_outside_the_gate_is_not_sent_again_because_its_result_names_no_revision() -> None:
+    """It has done what it did in the world; sending it once more would do that twice."""
+    stage = Stage(goal("a"))
+    first = stage.running("a", ChildMode.AUTONOMOUS)
+    stage.seen(first, TaskState.COMPLETED)
+    stage.file(first, stamp=None)
+    stage.change("a")
+    stage.open("a")
+    second = stage.running("a", ChildMode.AUTONOMOUS)
+    stage.seen(second, TaskState.COMPLETED)
+    assert stage.file(second, stamp=None).verdict is Disposition.DROPPED
+    assert stage.agenda(AN_HOUR) == ()
     assert (stage.phase(), attention_since(stage.run) is not None) == (RunPhase.BLOCKED, True)
 
 

@@ -179,13 +179,14 @@ def test_a_conflict_names_the_revision_in_force(command: cmd.Command) -> None:
 
 def test_people_are_compared_on_control_facts_on_nothing_and_the_rest_on_the_log() -> None:
     people = (_correct("a"), cmd.Pause(request_id="r"), cmd.Resume(request_id="r"), cmd.Cancel(request_id="r"))
-    assert {compare_of(c) for c in people} == {Compare.CONTROL}
+    opening = cmd.OpenScope(scope="a", revision=1, epoch=1)  # a busy ledger elsewhere must not starve it
+    assert {compare_of(c) for c in (*people, opening)} == {Compare.CONTROL}
     said = cmd.RecordTry(attempt="e", n=1, outcome=TryOutcome.OK, basis=Basis.REPLY)
     seen = cmd.RecordSeen(child="c", state=TaskState.WORKING)
     stop = cmd.RecordStop(child="c", refused=True, detail="")
     assert {compare_of(c) for c in (said, seen, stop)} == {Compare.NONE}
     reads_the_ledger = (
-        cmd.Finish(epoch=1), cmd.OpenScope(scope="a", revision=1, epoch=1), cmd.GrantTry(attempt="e", n=2, gateway="g"),
+        cmd.Finish(epoch=1), cmd.GrantTry(attempt="e", n=2, gateway="g"),
         cmd.Classify(attempt="e", finding=Finding.UNKNOWN, basis=Basis.GAVE_UP, epoch=1),
         cmd.PlanChild(scope="a", revision=1, mode=ChildMode.MEDIATED), cmd.DeclareLost(child="c", detail=""),
         cmd.StartReconcile(attempt="e", method=Method.VOID, epoch=1),
@@ -306,10 +307,12 @@ def test_what_failed_too_often_ends_the_run_as_failed() -> None:
 
 
 def test_a_revision_is_not_thrown_away_for_the_failures_of_the_one_before() -> None:
-    stage = Stage(goal("a"))
+    stage = Stage(goal("a", "b"))
     for _ in range(4):
-        stage.ok(cmd.DeclareLost(child=stage.running("a", ChildMode.AUTONOMOUS).id, detail="gone"))
-    stage.change("a")
+        stage.seen(stage.running("a", ChildMode.AUTONOMOUS), TaskState.FAILED)
+    lost = stage.running("b", ChildMode.AUTONOMOUS)
+    stage.change("a", "b")
+    stage.ok(cmd.DeclareLost(child=lost.id, detail="gone"))
     assert not stage.do(cmd.Finish(epoch=1)).accepted
     assert stage.phase() is RunPhase.BLOCKED
 
