@@ -51,6 +51,8 @@ LAUNCH_RETRY_MS = 3_000
 LAUNCHES_MAX = 6
 #: How long the task of an unanswered launch is looked for once its child is superseded (ms).
 FIND_FOR_MS = 20_000
+#: Pause before the third child of a scope under one revision; doubled for each further one (ms).
+RELAUNCH_PAUSE_MS = 1_000
 #: First wait before a stop is asked for again; doubled each time (ms).
 STOP_RETRY_MS = 2_000
 STOP_RETRY_MAX_MS = 60_000
@@ -59,6 +61,8 @@ CLOSE_GRACE_MS = 250
 #: Waits between questions about one attempt: doubled each time, up to a minute (ms).
 ASK_AGAIN_MS = 500
 ASK_AGAIN_MAX_MS = 60_000
+#: The longest wait where an answer can only ever be "found" or "not yet" (ms).
+LOOK_AGAIN_MAX_MS = 900_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,7 @@ def agenda(run: RunState, now: int, *, epoch: int = 0) -> Agenda:
     run.clock = max(run.time, now)
     actions: list[Action] = []
     if run.head:
-        actions += _gates(run, epoch)
+        actions += _gates(run, epoch, times)
         for child in run.children.values():
             actions += _child(run, child, times)
         for attempt_id in run.open_attempts:
@@ -166,15 +170,26 @@ def agenda(run: RunState, now: int, *, epoch: int = 0) -> Agenda:
     return Agenda(tuple(actions), times.due)
 
 
-def _gates(run: RunState, epoch: int) -> Iterator[Action]:
+def _gates(run: RunState, epoch: int, times: _Times) -> Iterator[Action]:
     for scope, gate in run.gates.items():
         if gate.state is GateState.CLOSED:
             if not (blocking_attempts(run, scope) or blocking_children(run, scope) or budget_overdrawn(run)):
                 yield Commit(cmd.OpenScope(by="conductor", scope=scope, revision=gate.target, epoch=epoch))
         elif gate.state is GateState.OPEN and not run.finished and _wants_child(run, scope):
+            if not times.reached(_next_child_at(run, scope)):
+                continue
             plan = run.goal_of(scope)
             if plan is not None:
                 yield Plan(scope, gate.cur, plan.agent)
+
+
+def _next_child_at(run: RunState, scope: str) -> int:
+    """When a scope's next child is due: at once the first times, then after a pause that grows with the failures."""
+    failures = run.relaunches.get(scope, 0)
+    child = run.children.get(run.current.get(scope, ""))
+    if failures < 2 or child is None:
+        return 0
+    return child.ended_at + (RELAUNCH_PAUSE_MS << min(failures - 2, 10))
 
 
 def _wants_child(run: RunState, scope: str) -> bool:
@@ -262,19 +277,22 @@ def _due_to_ask(run: RunState, attempt: Attempt, times: _Times) -> bool:
     if all_closed(attempt) and closed:
         return True  # its gateway meant to try again, and may no longer
     if attempt.state is AttemptState.UNKNOWN:
-        return method is not None and times.reached(_ask_again_at(attempt))
+        return method is not None and times.reached(_ask_again_at(run, attempt))
     start = attempt.reconcile_at
     if closed and method is Method.VOID:
         start = min(start, gate.closed_at + CLOSE_GRACE_MS)
     if not times.reached(start):
         return False
-    return attempt.asked == 0 or times.reached(_ask_again_at(attempt))
+    return attempt.asked == 0 or times.reached(_ask_again_at(run, attempt))
 
 
-def _ask_again_at(attempt: Attempt) -> int:
+def _ask_again_at(run: RunState, attempt: Attempt) -> int:
     if attempt.asked == 0:
         return 0
-    return attempt.asked_at + min(ASK_AGAIN_MS << min(attempt.asked - 1, 10), ASK_AGAIN_MAX_MS)
+    most = ASK_AGAIN_MAX_MS
+    if attempt.state is AttemptState.UNKNOWN and run.facts_of(attempt).contract_class is ContractClass.LOOKUP:
+        most = LOOK_AGAIN_MAX_MS  # each question is an entry of a log that is never trimmed, and may go on for days
+    return attempt.asked_at + min(ASK_AGAIN_MS << min(attempt.asked - 1, 20), most)
 
 
 def _may_finish(run: RunState, now_in: RunPhase, epoch: int) -> bool:
@@ -315,6 +333,7 @@ def _still(run: RunState) -> _Still:
         or run.cancelled
         or run.alarms
         or lost_but_acting(run)
+        or any(n and not run.scope_done(scope) for scope, n in run.relaunches.items() if scope in run.gates)
         or unseen_results(run)
         or any(gate.state not in (GateState.OPEN, GateState.HELD) for gate in run.gates.values())
         or any(
@@ -328,7 +347,7 @@ def _still(run: RunState) -> _Still:
         return _Still(run.shape, steady=False)
     # No gate is closed and nothing is unknown, so nothing below looks at attempts.
     times = _Times(run.time)
-    due = [*_gates(run, 0), *(action for child in run.children.values() for action in _child(run, child, times))]
+    due = [*_gates(run, 0, times), *(action for child in run.children.values() for action in _child(run, child, times))]
     acts = any(not isinstance(action, Observe) for action in due)
     return _Still(run.shape, steady=True, acts=acts, attention_ms=attention_since(run))
 

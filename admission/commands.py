@@ -156,6 +156,14 @@ class PlanChild(Command, frozen=True, kw_only=True):
     mode: ChildMode
 
 
+class ReportSilence(Command, frozen=True, kw_only=True):
+    """The agent of an open scope has not answered for a while, so no child can be planned."""
+
+    scope: str
+    revision: int
+    detail: str
+
+
 class StartLaunch(Command, frozen=True, kw_only=True):
     """The launching message is about to leave (again)."""
 

@@ -12,9 +12,17 @@ import msgspec
 
 from admission.machine import CommandT, DecisionT, EventT, State
 from admission.snapshots import SnapshotBook
-from admission.storage import Compare
+from admission.storage import Commit, Compare, StoreBehind, StoreUnavailable
 
 GROUP_COMMANDS_MAX = 256
+
+
+class OutcomeUnknown(StoreUnavailable):
+    """This commit was sent and not answered: it may be in the log, or come into it later. `Desk.resend` ends that."""
+
+    def __init__(self, why: str, commit: Commit) -> None:
+        super().__init__(why)
+        self.commit = commit
 
 
 class Answer(msgspec.Struct, Generic[DecisionT], frozen=True):
@@ -51,6 +59,11 @@ class Ask(Generic[CommandT, DecisionT]):
         self.done: anyio.Event | None = None
         self.answer: Answer[DecisionT] | None = None
         self.failure: Exception | None = None
+
+    @property
+    def only_looks(self) -> bool:
+        """Whether it wants to see the run as it is, and nothing written."""
+        return self.command is None and not self.indexes
 
 
 class RunCopy(Generic[State, CommandT, DecisionT]):
@@ -107,3 +120,11 @@ def wake(asks: Iterable[Ask[Any, Any]]) -> None:
     for ask in asks:
         if ask.done is not None:
             ask.done.set()
+
+
+def lost_data(run: str, version: int, seen: int) -> StoreBehind:
+    """The alarm for a log that ends at `version`, while this process has seen its entry `seen`."""
+    return StoreBehind(
+        f"run {run}: the store's log ends at {version}, this process has seen {seen}: "
+        "acknowledged data was lost; stop everything and restore the store"
+    )

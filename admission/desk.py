@@ -21,9 +21,10 @@ from typing import Any, Generic, Self, TypeVar, assert_never
 
 import anyio
 import anyio.lowlevel
+import msgspec
 from anyio.abc import TaskGroup
 
-from admission.copies import Answer, Ask, Decided, RunCopy, fail, wake
+from admission.copies import Answer, Ask, Decided, OutcomeUnknown, RunCopy, fail, lost_data, wake
 from admission.machine import CommandT, DecisionT, EventT, Machine, State
 from admission.snapshots import Prepared, SnapshotBook
 from admission.storage import (
@@ -110,7 +111,7 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
         with the events. Cancelling the caller does not undo what was already sent.
 
         Raises StoreUnavailable (outcome unknown: ask again, commands are safe to repeat), StoreFenced, StoreBehind, and
-        whatever `decide` raises.
+        whatever `decide` raises. OutcomeUnknown, a StoreUnavailable, has the commit that was sent without an answer.
         """
         for sha, data in (blobs or {}).items():
             if len(data) > COMMIT_BLOB_BYTES_MAX:
@@ -141,6 +142,17 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
         timer calls this, or what the commit brought up is in no index. Raises as `submit`.
         """
         await self._ask(self._copy(run), Ask(None, Compare.LOG, fence, {}, indexes=True))
+
+    async def resend(self, commit: Commit) -> None:
+        """Send a commit with an unknown outcome once more, so that it is known: a read alone never proves absence.
+
+        When this returns, a commit that compares a version is in the log, or never will be: what is still under way
+        meets another version. Others than its submitter may have shared it. Raises StoreUnavailable (as unknown as
+        before) and StoreBehind.
+        """
+        reply = await self._store.commit(msgspec.structs.replace(commit, resend=True))
+        if isinstance(reply, Behind):
+            raise lost_data(commit.run, reply.version, commit.known)
 
     async def look(self, run: str, at: Callable[[State], Seen]) -> Seen:
         """What `at` makes of the confirmed state, so that nothing of the state leaves the desk."""
@@ -242,7 +254,6 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
             if state is None:
                 state = copy.state = await self._load(copy)
             known, known_control = state.version, state.control
-            state.begin()
             decided = self._decide(copy, state, group)
             commit = Commit(
                 run=copy.run,
@@ -256,10 +267,13 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
                 index=self._machine.index_of(state) if decided.events or any(a.indexes for a in group) else None,
                 blobs=decided.blobs,
             )
-            reply = await self._store.commit(commit) if group else None
-            if reply is None:
+            if not group:
                 state.undo()
                 return
+            try:
+                reply = await self._store.commit(commit)
+            except StoreUnavailable as error:
+                raise OutcomeUnknown(str(error), commit) from error
             self._learn(reply.time_ms)
             if isinstance(reply, Committed):
                 self._answer(group, reply, len(decided.events))
@@ -267,14 +281,21 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
                 return
             state.undo()
             self._after_refusal(copy, state, reply)
+            if isinstance(reply, Conflict) and copy.state is not None and all(ask.only_looks for ask in group):
+                wake(group)  # the conflict told what the log was at that moment, and the copy holds it now
+                return
             group = self._facts_first(copy, group)
         raise StoreUnavailable(f"the run changed {CONFLICTS_MAX} times while the command was decided; ask again")
 
     def _decide(
         self, copy: RunCopy[State, CommandT, DecisionT], state: State, group: list[Ask[CommandT, DecisionT]]
     ) -> Decided[EventT]:
-        """Decide all on the copy, one after the other. Takes members out whose decide raised, or that are too many."""
+        """Decide all on the copy, one after the other. Takes members out that raised, or that are too many.
+
+        What cannot be encoded fails before it is folded; after a fold that broke off, the others are decided anew.
+        """
         machine, at = self._machine, self.now_ms()
+        state.begin()
         decided: Decided[EventT] = Decided(group[0].compare)
         version, size, unconfirmed = state.version, 0, False
         for i, ask in enumerate(group):
@@ -283,22 +304,29 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
                 queue.extendleft(reversed(group[i:]))
                 del group[i:]
                 break
+            if ask.failure is not None:
+                continue
             events: Sequence[Any] = ()
             if ask.command is not None:
+                folding = False
                 try:
                     ask.decision = machine.decide(state, ask.command, at)
+                    events = ask.decision.events
+                    data = [machine.encode(event) for event in events]
+                    folding = True
+                    for n, event in enumerate(events, version + 1):
+                        machine.fold(state, n, event)
                 except Exception as error:  # noqa: BLE001 (it is raised to the one who asked)
                     ask.failure = error
-                    continue
-                events = ask.decision.events
-            for event in events:
-                version += 1
-                machine.fold(state, version, event)
-                data = machine.encode(event)
-                size += len(data)
-                decided.events.append(event)
-                decided.data.append(data)
-                decided.control += machine.is_control(event)
+                    if not folding:
+                        continue
+                    state.undo()
+                    return self._decide(copy, state, group)
+                version += len(events)
+                size += sum(map(len, data))
+                decided.events += events
+                decided.data += data
+                decided.control += sum(map(machine.is_control, events))
             if events:
                 decided.blobs.update(ask.blobs)
                 size += sum(map(len, ask.blobs.values()))
@@ -352,10 +380,7 @@ class Desk(Generic[State, CommandT, EventT, DecisionT]):
             case Far():
                 copy.state = None
             case Behind():
-                raise StoreBehind(
-                    f"run {copy.run}: the store's log ends at {reply.version}, this process has seen {state.version}: "
-                    "acknowledged data was lost; stop everything and restore the store"
-                )
+                raise lost_data(copy.run, reply.version, state.version)
             case Fenced():
                 raise StoreFenced(reply.epoch)
             case _:

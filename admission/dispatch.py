@@ -13,7 +13,8 @@ added here and nowhere else: they are in no message, and are blotted out of answ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from types import TracebackType
@@ -25,7 +26,7 @@ import httpx
 from admission.contracts import FINAL_STATUSES, Operation, Request
 from admission.foreign_json import ForeignJsonError, read_object
 from admission.points import point
-from admission.services import CredentialError, Service
+from admission.services import CredentialError, Service, blot_credential
 from admission.vocabulary import Basis, Method, TryOutcome
 
 #: Answers are kept in the log as evidence, so a larger one is not taken.
@@ -86,6 +87,17 @@ class _Wire:
     headers: httpx.Headers | None = None
     body: bytes = b""
     trouble: str = ""
+    #: The headers with the credential as they went out: what must not come back in an answer.
+    sent: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def said(self) -> dict[str, Any] | None:
+        """The JSON object that was answered, without our credential; None when it is none that we can keep."""
+        try:
+            # A doubled key makes an answer odd, not void: refused here, it would turn what was done into a doubt.
+            said: dict[str, Any] = blot_credential(read_object(self.body, unique_keys=False), self.sent)
+        except ForeignJsonError:
+            return None
+        return said
 
     async def trace(self, event: str, info: object) -> None:
         """Told by the HTTP library at each of its steps."""
@@ -165,7 +177,7 @@ class Dispatcher:
     ) -> None:
         """One request and its whole answer, within the time given. What happened is left in `wire`."""
         try:
-            own = service.credential_headers()
+            wire.sent = service.credential_headers()
         except CredentialError as error:
             wire.trouble = str(error)
             return
@@ -176,7 +188,7 @@ class Dispatcher:
                 request = httpx.Request(
                     method,
                     service.url + path,
-                    headers={"Accept": "application/json", "Accept-Encoding": "identity", **headers, **own},
+                    headers={"Accept": "application/json", "Accept-Encoding": "identity", **headers, **wire.sent},
                     content=body,
                     extensions={
                         "trace": wire.trace,
@@ -200,7 +212,6 @@ class Dispatcher:
                 wire.trouble = f"the exchange broke off ({type(error).__name__})"
         if limit.cancelled_caught:
             wire.trouble = _late(timeout_ms)
-        wire.body = service.blot(wire.body)
 
     async def _read(self, response: httpx.Response) -> tuple[bytes, bool]:
         body = bytearray()
@@ -225,7 +236,7 @@ def _named(wire: _Wire, operation: Operation) -> TryResult:
     if not wire.answered:
         detail = f"status {wire.status}, but {wire.trouble}" if wire.status else wire.trouble
         return TryResult(TryOutcome.IN_DOUBT, Basis.NO_ANSWER, wire.status, detail=detail, again=again)
-    said = _said(wire.body)
+    said = wire.said()
     if wire.status in part.refused_statuses:
         detail = f"the service refused it with status {wire.status}"
         observed = said if said is not None else {"status": wire.status}
@@ -250,7 +261,7 @@ def _found(wire: _Wire, body_sha256: str) -> Asked:
     clock_ms = _clock_ms(wire.headers)
     if not wire.answered:
         return Asked(Found.UNREACHABLE, wire.status, clock_ms=clock_ms, detail=wire.trouble)
-    said = _said(wire.body) or {}
+    said = wire.said() or {}
     state = said.get("state")
     matches: bool | None = None
     seen = said.get("payload_sha256")
@@ -269,13 +280,6 @@ def _found(wire: _Wire, body_sha256: str) -> Asked:
         detail = f"the service has no such route (status {wire.status})"
         return Asked(Found.UNSUPPORTED, wire.status, clock_ms=clock_ms, detail=detail)
     return Asked(Found.UNREACHABLE, wire.status, clock_ms=clock_ms, detail=f"status {wire.status} without a state")
-
-
-def _said(body: bytes) -> dict[str, Any] | None:
-    try:
-        return read_object(body)
-    except ForeignJsonError:
-        return None
 
 
 def _inner(said: dict[str, Any], name: str) -> dict[str, Any]:

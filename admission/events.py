@@ -165,6 +165,15 @@ class ChildPlanned(Event, frozen=True, kw_only=True, tag="child_planned"):
     follows_state: str = ""
 
 
+class AgentSilent(Event, frozen=True, kw_only=True, tag="agent_silent"):
+    """A scope is open and its agent has not answered for a while; asking it goes on."""
+
+    scope: str
+    revision: int
+    agent: str
+    detail: str
+
+
 class LaunchStarted(Event, frozen=True, kw_only=True, tag="launch_started"):
     """The launching message is about to leave (again)."""
 
@@ -343,6 +352,7 @@ AnyEvent = (
     | ScopeOpened
     | RunFinished
     | ChildPlanned
+    | AgentSilent
     | LaunchStarted
     | ChildBound
     | ChildClaimed

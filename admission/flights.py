@@ -3,10 +3,11 @@
 Theory of operation. A flight submits the admission; if it comes back with the permit for try 1, it sends, records, and
 while the contract allows another try, asks for the next permit (same key, same bytes, the gate checked again) and sends
 once more. A flight belongs to the gateway, not to the request that started it: a worker that hangs up, and a gateway
-that is told to stop, both leave it running to its record. What the gateway alone knows is never dropped: if the store
-is away after a send, the record is offered again until it is taken, and while it waits it counts against the limit of
-flights, so memory is bounded. A permit that was granted but never used (its commit's reply was lost) is disavowed by
-the only one who can: this incarnation, which knows what it sent.
+that is told to stop, both leave it running to its record. What the gateway alone knows is never dropped: if a record is
+not taken after a send, whatever the reason, it is offered again until it is, and while it waits it counts against the
+limit of flights, so memory is bounded. A permit that was granted but never used (its commit's reply was lost) is
+disavowed by the only one who can: this incarnation, which knows what it sent. To look for the permit would prove
+nothing, since its commit may still be under way; so that very commit is sent again until the store has answered it.
 
 Knows commands, dispatching, and how to name the answer. Does not know HTTP, grants, or the rules that decide.
 """
@@ -26,12 +27,13 @@ import anyio.abc
 from admission.answers import EffectAnswer, answer_of, words_of
 from admission.commands import Admit, Command, GrantTry, RecordTry
 from admission.contracts import Operation, Prepared
+from admission.copies import OutcomeUnknown
 from admission.dispatch import Dispatcher, TryResult
 from admission.events import EffectRefused, TryGranted
 from admission.points import point
 from admission.services import Service
 from admission.state import RunState
-from admission.storage import StoreBehind, StoreUnavailable
+from admission.storage import Commit, StoreBehind, StoreUnavailable
 from admission.table import Decision
 from admission.vocabulary import AttemptState, Basis, Blocks, TryOutcome, Verdict
 
@@ -59,7 +61,10 @@ class Ledger(Protocol):
     async def submit(
         self, run: str, command: Command, *, fence: int | None = None, blobs: Mapping[str, bytes] | None = None
     ) -> Answered:
-        """Decide a command; raises StoreUnavailable when the outcome is unknown."""
+        """Decide a command; raises OutcomeUnknown or another StoreUnavailable when the store does not answer."""
+
+    async def resend(self, commit: Commit) -> None:
+        """Have the outcome of a commit known that was not answered; raises StoreUnavailable when it still is not."""
 
     async def current(self, run: str) -> RunState:
         """The run, caught up with the store."""
@@ -141,6 +146,7 @@ class Flights:
         self._closing = False
         self._tasks: anyio.abc.TaskGroup | None = None
         self._booked = 0
+        self._doubts = 0
         self._landed = anyio.Event()
         self._scopes: set[anyio.CancelScope] = set()
         self._aloft: Counter[tuple[str, str]] = Counter()
@@ -179,7 +185,7 @@ class Flights:
             raise GateShut("this gateway is stopping; ask another one, or again later")
         if self.broken:
             raise GateShut(self.broken)
-        if self.count >= self._flights_max:
+        if self.count + self._doubts >= self._flights_max:
             raise GateShut(f"{self._flights_max} effects are in hand already; ask again later")
         waiter = _Waiter()
         self._booked += 1
@@ -251,8 +257,8 @@ class Flights:
         prepared = wanted.prepared
         try:
             answered = await self._desk.submit(wanted.run, wanted.admit, blobs={prepared.input_ref: prepared.frozen})
-        except StoreUnavailable:
-            self._disavow_later(wanted)
+        except OutcomeUnknown as doubt:
+            self._disavow_later(wanted, doubt.commit)
             raise
         return answered.decision
 
@@ -275,8 +281,9 @@ class Flights:
             again = GrantTry(attempt=permit.attempt, n=permit.n + 1, gateway=self.gateway)
             try:
                 decision = (await self._desk.submit(wanted.run, again)).decision
-            except StoreUnavailable:
-                self._disavow_later(wanted)
+            except StoreUnavailable as error:
+                if isinstance(error, OutcomeUnknown):
+                    self._disavow_later(wanted, error.commit)
                 return self._in_doubt(wanted, permit, "the store is not available; the outcome of its first try stands")
             if not decision.accepted:
                 if result.outcome is TryOutcome.NOT_EXECUTED:
@@ -302,33 +309,49 @@ class Flights:
             try:
                 await self._desk.submit(wanted.run, command)
                 break
+            except StoreBehind:
+                raise
             except StoreUnavailable:
                 words = "it was sent, and this gateway records the outcome when the store is back; ask again then"
-                waiter.settle(self._in_doubt(wanted, permit, words))
-                await anyio.sleep(pause_s)
-                pause_s = min(pause_s * 2, STORE_BACKOFF_MAX_S)
+            except Exception:  # noqa: BLE001 - whatever it is, nobody else has this outcome
+                _log.exception("run %s: an outcome of %s is not taken; it is offered again", wanted.run, permit.attempt)
+                words = "it was sent, and a fault keeps this gateway from recording the outcome; it goes on trying"
+            waiter.settle(self._in_doubt(wanted, permit, words))
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 2, STORE_BACKOFF_MAX_S)
         point("flight.record.after")
         self._unrecorded.discard((permit.attempt, permit.n))
 
     # -- permits that were never used ---------------------------------------------------------------------------------
 
-    def _disavow_later(self, wanted: Wanted) -> None:
-        """A commit's reply was lost: it may have granted us a try. Say so as soon as the store answers again."""
+    def _disavow_later(self, wanted: Wanted, commit: Commit) -> None:
+        """A commit's reply was lost: it may grant us a try. Have it answered, and say that the try is not used."""
         if self._tasks is not None and not self._closing:
-            self._tasks.start_soon(self._disavow_when_back, wanted.run, wanted.prepared.slot)
+            self._doubts += 1
+            self._tasks.start_soon(self._disavow_when_back, commit, wanted.prepared.slot)
 
-    async def _disavow_when_back(self, run: str, slot: str) -> None:
-        pause_s = STORE_BACKOFF_FIRST_S
-        while not self._closing and not self.broken:
-            await anyio.sleep(pause_s)
-            pause_s = min(pause_s * 2, STORE_BACKOFF_MAX_S)
-            try:
-                await self._disavow(run, slot, own_flights=0)
-                return
-            except StoreUnavailable:
-                continue
-            except StoreBehind as error:
-                self.broken = f"the store lost acknowledged data; this gateway sends nothing any more: {error}"
+    async def _disavow_when_back(self, commit: Commit, slot: str) -> None:
+        pause_s, answered = STORE_BACKOFF_FIRST_S, False
+        try:
+            while not self._closing and not self.broken:
+                await anyio.sleep(pause_s)
+                pause_s = min(pause_s * 2, STORE_BACKOFF_MAX_S)
+                try:
+                    if not answered:
+                        await self._desk.resend(commit)
+                        answered = True
+                    if self._aloft[(commit.run, slot)]:
+                        continue  # the permit in the log may be one that is on its way to another flight
+                    await self._disavow(commit.run, slot, own_flights=0)
+                    return
+                except StoreUnavailable:
+                    continue
+                except StoreBehind as error:
+                    self.broken = f"the store lost acknowledged data; this gateway sends nothing any more: {error}"
+                except Exception:  # noqa: BLE001 - it must not end the flights beside it
+                    _log.exception("run %s: an unused permit is not disavowed yet; it is tried again", commit.run)
+        finally:
+            self._doubts -= 1
 
     async def _disavow(self, run: str, slot: str, *, own_flights: int) -> bool:
         """Record "nothing written" for tries of a slot that we were granted and never began. True if there were any.

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from admission import events as ev
-from admission.records import Child, Result
+from admission.records import Child, Result, Silence
 from admission.run_state import Folder, RunState
 from admission.vocabulary import TERMINAL_TASKS, ChildMode, ChildState, Claim, Disposition, TaskState
 
@@ -15,9 +15,14 @@ def _child_planned(run: RunState, n: int, e: ev.ChildPlanned) -> None:
     )  # fmt: skip
     run.put(run.children, e.child, child)
     run.put(run.current, e.scope, e.child)
+    run.drop(run.silences, e.scope)
     predecessor = run.children.get(e.follows)
     if predecessor is not None:
         run.put(run.children, predecessor.id, replace(predecessor, succeeded_by=e.child))
+
+
+def _agent_silent(run: RunState, n: int, e: ev.AgentSilent) -> None:
+    run.put(run.silences, e.scope, Silence(agent=e.agent, revision=e.revision, at=e.at, detail=e.detail))
 
 
 def _launch_started(run: RunState, n: int, e: ev.LaunchStarted) -> None:
@@ -113,6 +118,7 @@ def _result_filed(run: RunState, n: int, e: ev.ResultFiled) -> None:
 #: Which function folds which event.
 CHILDREN: dict[type[ev.Event], Folder] = {
     ev.ChildPlanned: _child_planned,
+    ev.AgentSilent: _agent_silent,
     ev.LaunchStarted: _launch_started,
     ev.ChildBound: _child_bound,
     ev.ChildClaimed: _child_claimed,

@@ -85,6 +85,7 @@ def _revision_accepted(run: RunState, n: int, e: ev.RevisionAccepted) -> None:
         closed_at = e.at if gate.cur == gate.target else gate.closed_at
         run.put(run.gates, scope, replace(gate, target=e.n, closed_at=closed_at))
         run.put(run.relaunches, scope, 0)
+        run.drop(run.silences, scope)
     held = next((g.holds for g in run.gates.values() if g.holds), ())
     for scope in e.goal.plan:
         if scope not in run.gates:

@@ -17,10 +17,13 @@ class ForeignJsonError(ValueError):
     """Not a JSON object that we can keep. The message says why and holds nothing of the content."""
 
 
-def read_object(raw: bytes, *, depth_max: int = DEPTH_MAX) -> dict[str, Any]:
-    """The JSON object in `raw`. Raises ForeignJsonError."""
+def read_object(raw: bytes, *, depth_max: int = DEPTH_MAX, unique_keys: bool = True) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises ForeignJsonError.
+
+    Of two equal keys in one object nobody can tell which was meant; without `unique_keys` the last one counts.
+    """
     try:
-        value = json.loads(raw, parse_constant=_no_constant)
+        value = json.loads(raw, parse_constant=_no_constant, object_pairs_hook=_unique if unique_keys else None)
     except ForeignJsonError:
         raise
     except (ValueError, RecursionError):
@@ -29,6 +32,13 @@ def read_object(raw: bytes, *, depth_max: int = DEPTH_MAX) -> dict[str, Any]:
         raise ForeignJsonError("it is JSON, but not an object")
     _check(value, depth_max)
     return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ForeignJsonError("a key stands twice in one object; send it once")
+    return found
 
 
 def _no_constant(name: str) -> NoReturn:

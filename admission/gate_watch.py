@@ -6,7 +6,9 @@ state is read from a run, and the store's feed. Does not know HTTP or grants' si
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -52,13 +54,21 @@ def gate_view(run: RunState, grant: Grant) -> GateView:
     return GateView(gate, current, own.target if own and not own.sealed else run.head, run.version)
 
 
+@dataclass(slots=True)
+class _Bell:
+    """Rung once, when its run changes. Kept for as long as somebody holds it."""
+
+    rung: anyio.Event = field(default_factory=anyio.Event)
+    holders: int = 0
+
+
 class GateWatch:
     """Waits for changes of runs. `listen` must run in a task of its own for as long as anybody waits."""
 
     def __init__(self, desk: Ledger, store: Store) -> None:
         self._desk = desk
         self._store = store
-        self._bells: dict[str, anyio.Event] = {}
+        self._bells: dict[str, _Bell] = {}
 
     async def listen(self) -> None:
         """Ring the bells of runs that change. Ends only by cancellation."""
@@ -75,7 +85,19 @@ class GateWatch:
     def _ring(self, run: str) -> None:
         bell = self._bells.pop(run, None)
         if bell is not None:
-            bell.set()
+            bell.rung.set()
+
+    @contextmanager
+    def _held(self, run: str) -> Iterator[anyio.Event]:
+        """The run's bell. The last one to let go of it takes it away: most runs are asked about once."""
+        bell = self._bells.setdefault(run, _Bell())
+        bell.holders += 1
+        try:
+            yield bell.rung
+        finally:
+            bell.holders -= 1
+            if not bell.holders and self._bells.get(run) is bell:
+                del self._bells[run]
 
     async def wait(self, grant: Grant, *, known: tuple[GateState, bool] | None, wait_ms: int) -> GateView:
         """The gate at once, or when it is no longer as `known`, at the latest after `wait_ms`.
@@ -85,10 +107,10 @@ class GateWatch:
         deadline = anyio.current_time() + min(wait_ms, WAIT_MAX_MS) / 1000
         while True:
             # The bell is taken before the look: a change after the look rings this one.
-            bell = self._bells.setdefault(grant.run, anyio.Event())
-            view = gate_view(await self._desk.current(grant.run), grant)
-            left_s = deadline - anyio.current_time()
-            if known is None or (view.gate, view.current) != known or left_s <= 0:
-                return view
-            with anyio.move_on_after(min(left_s, LOOK_AGAIN_S)):
-                await bell.wait()
+            with self._held(grant.run) as rung:
+                view = gate_view(await self._desk.current(grant.run), grant)
+                left_s = deadline - anyio.current_time()
+                if known is None or (view.gate, view.current) != known or left_s <= 0:
+                    return view
+                with anyio.move_on_after(min(left_s, LOOK_AGAIN_S)):
+                    await rung.wait()

@@ -130,6 +130,7 @@ class Gateway:
         _only(body, {"task", "service", "action", "arguments", "occurrence", "about"})
         wanted = self._wanted(grant, body)
         answer = await self.flights.ask(wanted)
+        _known_here(grant, answer.revision_in_force)
         fields = asdict(answer)
         fields["blocks"] = answer.blocks.value if answer.blocks else None
         return JSONResponse(fields)
@@ -173,6 +174,7 @@ class Gateway:
         )
         decision = (await self._desk.submit(grant.run, claim)).decision
         in_force = int(decision.detail.get("in_force") or 0)
+        _known_here(grant, in_force)
         return JSONResponse({"claim": decision.verdict.value, "revision_in_force": in_force})
 
     async def gate(self, request: Request) -> Response:
@@ -188,7 +190,9 @@ class Gateway:
                 words = f"`gate` is one of {', '.join(GateState)}, and `current` is true or false"
                 raise Problem(422, words) from None
         waiting = partial(self._watch.wait, grant, known=known, wait_ms=wait_ms)
-        return JSONResponse(asdict(await _unless_gone(request, waiting)))
+        view = await _unless_gone(request, waiting)
+        _known_here(grant, view.revision_in_force)
+        return JSONResponse(asdict(view))
 
     def _grant(self, request: Request) -> Grant:
         try:
@@ -251,6 +255,16 @@ def gateway_app(
     app = Starlette(routes=gateway.routes(), lifespan=lifespan)
     app.state.gateway = gateway
     return app
+
+
+def _known_here(grant: Grant, in_force: int) -> None:
+    """Every run has a revision in force from its first event on: without one, it is in no log of this store.
+
+    Looked at after the answer, which changed nothing: a look of its own would cost every effect a round trip.
+    """
+    if not in_force:
+        words = "which this store does not hold: it comes from another store, or this one was emptied; nothing was sent"
+        raise Problem(401, f"the grant is for run {grant.run[:TASK_MAX_CHARS]!r}, {words}")
 
 
 def _plain(asked: Asked) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from admission import events as ev
-from admission.records import Alarm, Attempt, Child, Gate, Handled, Refusal, Result, Revision, Update
+from admission.records import Alarm, Attempt, Child, Gate, Handled, Refusal, Result, Revision, Silence, Update
 from admission.rows import Packed
 from admission.state import RunState
 from admission.vocabulary import OPEN_ATTEMPTS, AttemptState
@@ -43,6 +43,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: dict[str, ev.Checkpoint]
     checkpoint_hashes: dict[str, str]
     requests: dict[str, Handled]
+    silences: dict[str, Silence]
     current: dict[str, str]
     adopted: dict[str, str]
     artifacts: dict[str, ev.ArtifactRef]

@@ -220,6 +220,15 @@ class Alarm(Record, frozen=True, kw_only=True, omit_defaults=True):
     position: int
 
 
+class Silence(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Since when the agent of an open scope has not answered. Gone with the next child, or the next revision."""
+
+    agent: str
+    revision: int
+    at: int
+    detail: str
+
+
 class Handled(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A person's request that was already carried out, so that sending it again changes nothing."""
 

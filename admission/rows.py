@@ -15,6 +15,9 @@ from admission.vocabulary import AttemptState
 
 T = TypeVar("T")
 
+#: So many unpacked rows are kept for those who read one by its id again; the oldest goes first.
+READ_ROWS_MAX = 1_000
+
 
 class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A settled attempt: what the derived entries need, and all of it as bytes."""
@@ -64,7 +67,10 @@ def decode_rows(data: bytes) -> list[Packed]:
 
 
 class Rows(dict[str, Attempt]):
-    """Attempts by id, in the order of their numbers. Behaves as a dict of Attempt; unpacks on reading."""
+    """Attempts by id, in the order of their numbers. Behaves as a dict of Attempt; unpacks on reading.
+
+    Who walks all of them unpacks each for the moment: only what is read by its id is kept unpacked, up to a limit.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,22 +84,25 @@ class Rows(dict[str, Attempt]):
         """The rows as they are held: a row that nobody changed is the very object that the snapshot gave."""
         return iter(dict.items(self))
 
-    def _unpacked(self, row: Any) -> Attempt:
+    def _found(self, row: Any) -> Attempt:
+        """The row, kept unpacked for the next one who asks for its id."""
         if type(row) is not Packed:
             attempt: Attempt = row
             return attempt
         found = self._read.get(row.id)
         if found is None:
+            if len(self._read) >= READ_ROWS_MAX:
+                del self._read[next(iter(self._read))]
             found = self._read[row.id] = _decode_whole(row.whole)
         return found
 
     def __getitem__(self, key: str) -> Attempt:
-        return self._unpacked(dict.__getitem__(self, key))
+        return self._found(dict.__getitem__(self, key))
 
     def get(self, key: str, default: T | None = None) -> Any:
         """As of a dict."""
         row = dict.get(self, key)
-        return default if row is None else self._unpacked(row)
+        return default if row is None else self._found(row)
 
     def values(self) -> ValuesView[Attempt]:  # type: ignore[override]
         """As of a dict, unpacking each as it is reached."""
@@ -104,13 +113,17 @@ class Rows(dict[str, Attempt]):
         return _Items(self)
 
 
+def _unpacked(row: Any) -> Attempt:
+    return _decode_whole(row.whole) if type(row) is Packed else row
+
+
 class _Values(ValuesView[Attempt]):
     def __init__(self, rows: Rows) -> None:
         super().__init__(rows)
         self._rows = rows
 
     def __iter__(self) -> Iterator[Attempt]:
-        return (self._rows._unpacked(row) for row in dict.values(self._rows))
+        return (_unpacked(row) for row in dict.values(self._rows))
 
 
 class _Items(ItemsView[str, Attempt]):
@@ -119,4 +132,4 @@ class _Items(ItemsView[str, Attempt]):
         self._rows = rows
 
     def __iter__(self) -> Iterator[tuple[str, Attempt]]:
-        return ((key, self._rows._unpacked(row)) for key, row in dict.items(self._rows))
+        return ((key, _unpacked(row)) for key, row in dict.items(self._rows))

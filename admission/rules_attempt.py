@@ -73,6 +73,13 @@ def key_too_old(run: RunState, attempt: Attempt, now: int) -> bool:
     return now - attempt.tries[0].granted_at >= facts.retention_ms - lateness - KEY_MARGIN_MS
 
 
+def key_forgotten(facts: ev.ContractFacts, attempt: Attempt) -> bool:
+    """Whether the service may have forgotten the key when it was last asked: only "executed" then proves anything."""
+    if not facts.dedupes or not attempt.tries:
+        return False
+    return attempt.asked_at - attempt.tries[0].granted_at >= facts.retention_ms - KEY_MARGIN_MS
+
+
 def _grant(run: RunState, c: cmd.GrantTry, at: int) -> tuple[ev.Event, ...]:
     attempt = run.attempts[c.attempt]
     return (ev.TryGranted(at=at, attempt=c.attempt, n=c.n, gateway=c.gateway, not_after=attempt.not_after),)
@@ -111,6 +118,8 @@ def _conclusive(run: RunState, c: cmd.Classify) -> bool:
         return bool(attempt.tries) and all(t.outcome is TryOutcome.NOT_EXECUTED for t in attempt.tries)
     if c.started == 0 or c.started != attempt.asked_position:
         return False  # the question was not written down before it was asked, or another one was asked since
+    if key_forgotten(facts, attempt):
+        return False  # a service that knows the key no more says the same of what it did and of what it never saw
     match c.basis:
         case Basis.VOIDED:
             return facts.contract_class is ContractClass.VOID and attempt.asked_method is Method.VOID

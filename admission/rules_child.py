@@ -47,7 +47,7 @@ def not_open_for(run: RunState, command: cmd.PlanChild) -> bool:
     return any(run.gates[s].state is not GateState.OPEN for s in scope_prefixes(command.scope) if s in run.gates)
 
 
-def no_work_left(run: RunState, command: cmd.PlanChild) -> bool:
+def no_work_left(run: RunState, command: cmd.PlanChild | cmd.ReportSilence) -> bool:
     """The revision plans nothing for the scope, its result is there, or a child is at it."""
     if run.goal_of(command.scope) is None or run.scope_done(command.scope):
         return True
@@ -107,7 +107,19 @@ def _plan(run: RunState, c: cmd.PlanChild, at: int) -> tuple[ev.Event, ...]:
     return (planned,)
 
 
-def _scope_state(run: RunState, c: cmd.PlanChild) -> str:
+def told_already(run: RunState, command: cmd.ReportSilence) -> bool:
+    """That it does not answer is on record."""
+    silence = run.silences.get(command.scope)
+    return silence is not None and silence.revision == command.revision
+
+
+def _silent(run: RunState, c: cmd.ReportSilence, at: int) -> tuple[ev.Event, ...]:
+    plan = run.goal_of(c.scope)
+    agent = plan.agent if plan else ""
+    return (ev.AgentSilent(at=at, by=c.by, scope=c.scope, revision=c.revision, agent=agent, detail=c.detail),)
+
+
+def _scope_state(run: RunState, c: cmd.PlanChild | cmd.ReportSilence) -> str:
     gate = run.gates.get(c.scope)
     return gate.state.value if gate else _NONE
 
@@ -115,9 +127,18 @@ def _scope_state(run: RunState, c: cmd.PlanChild) -> str:
 PLAN = Machine(
     name="plan",
     states=(_NONE, *GateState),
-    commands={cmd.PlanChild: "the conductor finds an open scope without a child"},
+    commands={
+        cmd.PlanChild: "the conductor finds an open scope without a child",
+        cmd.ReportSilence: "the agent of an open scope has not answered for a while",
+    },
     state_of=_scope_state,
     rows=(
+        Row(states=(_NONE,), on=cmd.ReportSilence, says=Answer.NOT_FOUND),
+        Row(states=(GateState.HELD, GateState.CLOSED, GateState.SEALED), on=cmd.ReportSilence, says=Answer.CLOSED),
+        Row(states=(GateState.OPEN,), on=cmd.ReportSilence, guard=no_work_left, says=Answer.ALREADY),
+        Row(states=(GateState.OPEN,), on=cmd.ReportSilence, guard=told_already, says=Answer.ALREADY),
+        Row(states=(GateState.OPEN,), on=cmd.ReportSilence, do=_silent, says=Answer.ACCEPTED, accepted=True,
+            records="since when it has been silent, for people; asking goes on"),
         Row(states=(_NONE,), on=cmd.PlanChild, says=Answer.NOT_FOUND),
         Row(states=(GateState.HELD, GateState.CLOSED, GateState.SEALED), on=cmd.PlanChild, says=Answer.CLOSED),
         Row(states=(GateState.OPEN,), on=cmd.PlanChild, guard=not_open_for, says=Answer.CLOSED),

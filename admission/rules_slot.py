@@ -17,6 +17,9 @@ from admission.state import RunState, refusal_key
 from admission.table import Machine, Row
 from admission.vocabulary import AttemptState, Verdict, canonical, digest, idempotency_key, scope_prefixes
 
+#: So many refusals of a run are kept as rows; further ones are only answered.
+REFUSALS_MAX = 1_000
+
 FREE, TAKEN, DONE = "free", "taken", "done"
 
 # Pure functions of a few strings, asked again for each effect and again after each conflict.
@@ -150,7 +153,9 @@ def _admitted(run: RunState, c: cmd.Admit) -> dict[str, Any]:
 
 def _refuse_as(verdict: Verdict) -> Any:
     def refuse(run: RunState, c: cmd.Admit, at: int) -> tuple[ev.Event, ...]:
-        if run.head == 0 or refusal_key(c.child, c.slot, verdict.value) in run.refusals:
+        if run.head == 0 or len(run.refusals) >= REFUSALS_MAX:
+            return ()  # nobody reads a thousand of them, and a worker that has gone wild must not fill the log
+        if refusal_key(c.child, c.slot, verdict.value) in run.refusals:
             return ()  # repeats are counted in the trace; the first one is the row that people look for
         refused = ev.EffectRefused(
             at=at, by=c.by, child=c.child, scope=c.scope, revision=c.revision, in_force=run.head, slot=c.slot,

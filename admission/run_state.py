@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from admission import events as ev
-from admission.records import Alarm, Attempt, Child, Gate, Handled, Refusal, Result, Revision, Update
+from admission.records import Alarm, Attempt, Child, Gate, Handled, Refusal, Result, Revision, Silence, Update
 from admission.rows import Rows
 from admission.vocabulary import AttemptState, ChildState, root_of
 
@@ -22,8 +22,8 @@ class RunState:
         "_undo", "adopted", "alarms", "artifacts", "attempts", "cancelled", "checkpoint_hashes", "checkpoints",
         "children", "clock", "conflicts", "contracts", "control", "current", "disputed", "finished", "follows", "gates",
         "generations", "head", "open_attempts", "principal", "refusals", "relaunches", "requests", "reserved",
-        "results", "revisions", "run_id", "shape", "slots", "spent", "started_at", "still", "targets", "time",
-        "updates", "version",
+        "results", "revisions", "run_id", "shape", "silences", "slots", "spent", "started_at", "still", "targets",
+        "time", "updates", "version",
     )  # fmt: skip
 
     def __init__(self, run_id: str) -> None:
@@ -60,6 +60,7 @@ class RunState:
         self.checkpoints: dict[str, ev.Checkpoint] = {}
         self.checkpoint_hashes: dict[str, str] = {}
         self.requests: dict[str, Handled] = {}
+        self.silences: dict[str, Silence] = {}
         # derived from the rows above; kept because decisions ask for them all the time
         self.open_attempts: dict[str, None] = {}
         self.slots: dict[str, str] = {}

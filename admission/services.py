@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from admission.contracts import Contract, ContractError, parse_contract
 
 CREDENTIAL_MAX_BYTES = 8 * 1024
+#: What stands where a credential stood.
+BLOT = "***"
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
@@ -96,15 +98,32 @@ class Service:
             value = f"Bearer {value}"
         return {self.credential_header: value}
 
-    def blot(self, answer: bytes) -> bytes:
-        """The answer with the credential blotted out, should the service have echoed it."""
-        if self.secret_reference is None or not answer:
-            return answer
-        try:
-            value = self.secret_reference.read().encode()
-        except CredentialError:
-            return answer
-        return answer.replace(value, b"***")
+
+def blot_credential(said: Any, sent: Mapping[str, str]) -> Any:
+    """What a service said, at every depth, with the credential blotted out should it be echoed there.
+
+    `said` is decoded JSON, since JSON can spell one text in many ways; `sent` are the `credential_headers` that went
+    out with the request, since the secret may have been changed between the request and its answer.
+    """
+    # A scheme ("Bearer") is no secret, and a service may echo what stands behind it alone.
+    secrets = [v.partition(" ")[2].strip() if n.lower() == "authorization" else v for n, v in sent.items()]
+    return _blotted(said, secrets) if secrets else said
+
+
+def _blotted(value: Any, secrets: Sequence[str]) -> Any:
+    match value:
+        case str():
+            for secret in secrets:
+                value = value.replace(secret, BLOT)
+            return value
+        case dict():
+            return {_blotted(name, secrets): _blotted(inner, secrets) for name, inner in value.items()}
+        case list():
+            return [_blotted(inner, secrets) for inner in value]
+        case int() | float() if not isinstance(value, bool) and str(value) in secrets:
+            return BLOT
+        case _:
+            return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,5 +215,5 @@ def _openness(place: str, secret: SecretReference, url: str) -> Iterator[str]:
 
 __all__ = [
     "ContractError", "CredentialError", "SecretReference", "Service", "ServiceError", "ServiceSettings", "Services",
-    "load_services",
+    "blot_credential", "load_services",
 ]  # fmt: skip

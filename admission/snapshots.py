@@ -115,11 +115,14 @@ class SnapshotBook(Generic[State]):
         chunks = await store.blobs(run, stored.chunks)
         if any(chunk is None for chunk in chunks):
             return None
-        with _no_collector():
-            rows: dict[str, Any] = {}
-            for chunk in chunks:
-                rows.update(self._codec.decode_rows(chunk or b""))
-            state = self._codec.decode_live(run, stored.live, rows)
+        rows: dict[str, Any] = {}
+        try:
+            with _no_collector():
+                for chunk in chunks:
+                    rows.update(self._codec.decode_rows(chunk or b""))
+                state = self._codec.decode_live(run, stored.live, rows)
+        except msgspec.MsgspecError:
+            return None  # a snapshot only saves time: one that cannot be read is as good as none
         self._in_chunks, self._chunks, self._live_bytes = rows, stored.chunks, len(stored.live)
         self._tail_events = self._tail_bytes = 0
         return state

@@ -228,6 +228,10 @@ def waiting_scopes(run: RunState) -> list[Waiting]:
             if budget_overdrawn(run):
                 words = f"{run.spent} spent and {run.reserved} reserved of a budget of {run.budget_limit} effects"
                 found.append(Waiting("budget", scope, scope, gate.target, gate.closed_at, words))
+        elif scope in run.silences:
+            silence = run.silences[scope]
+            words = f"agent {silence.agent} does not answer ({silence.detail}); asking it goes on"
+            found.append(Waiting("agent", scope, scope, gate.cur, silence.at, words))
         elif exhausted(run, scope):
             words = "its child failed or was lost too often" + (f": {child.detail}" if child and child.detail else "")
             found.append(Waiting("scope", scope, scope, gate.cur, since, words))

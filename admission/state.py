@@ -18,7 +18,7 @@ from admission.run_state import Folder, RunState, refusal_key
 __all__ = ["FOLDERS", "FOLD_VERSION", "RunState", "fold", "refusal_key"]
 
 #: Names the meaning of a snapshot. A snapshot of another fold version is ignored and the log is folded again.
-FOLD_VERSION = "1"
+FOLD_VERSION = "2"
 
 #: Every event has exactly one folder; a test holds the two lists together.
 FOLDERS: dict[type[ev.Event], Folder] = {**CONTROL, **CHILDREN, **ATTEMPTS}

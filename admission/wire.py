@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +21,12 @@ EXTENSION = "urn:regate:a2a:revision:v1"
 
 #: A grant is void this long after it was made even if nothing else ends it (milliseconds).
 GRANT_LIFETIME_MS = 24 * 60 * 60 * 1000
+
+
+#: A body and a sha256 mac, both base64url.
+_LOOKS_LIKE_A_GRANT = re.compile(r"[A-Za-z0-9_-]{40,}\.[A-Za-z0-9_-]{43}")
+#: The same, and the body begins as `sign_grant` begins every one: `{"run":"`.
+_GRANT = re.compile(r"eyJydW4iOi[A-Za-z0-9_-]{30,}\.[A-Za-z0-9_-]{43}")
 
 
 class BadGrant(Exception):
@@ -91,6 +98,27 @@ def read_grant(token: str, keys: Sequence[bytes], now_ms: int) -> Grant:
     return grant
 
 
+def blot(text: str, grant: str = "") -> str:
+    """Replace a grant, either half of it, and all that looks like one, by a sign that says what stood there."""
+    text = _LOOKS_LIKE_A_GRANT.sub("[grant]", text)
+    for piece in (grant, *grant.split(".")):
+        if len(piece) >= 8:
+            text = text.replace(piece, "[grant]")
+    return text
+
+
+def without_grants(value: Any) -> Any:
+    """JSON that others wrote, with the grants of ours in it blotted out, at every depth.
+
+    Stricter than `blot` about what a grant is: a result may hold things that only resemble one, and they are kept.
+    """
+    if isinstance(value, str):
+        return _GRANT.sub("[grant]", value)
+    if isinstance(value, Mapping):
+        return {without_grants(key): without_grants(item) for key, item in value.items()}
+    return [without_grants(item) for item in value] if isinstance(value, list) else value
+
+
 def internal_token(key: bytes) -> str:
     """The bearer token with which the orchestrator speaks to the gateway's internal door."""
     return _b64(_mac(key, b"internal", b"door"))
@@ -143,7 +171,10 @@ def launch_metadata(stamp: Stamp, *, grant: str, gateway: str) -> dict[str, Any]
     """Metadata of the launching request: the stamp, the grant, and where the gate is.
 
     It goes into SendMessageRequest.metadata, which A2A servers do not keep in histories, because it holds the grant.
+    An agent without the extension gets the stamp alone (`grant` is empty): it has no use for a gate, and what it does
+    with metadata that it does not know is not known.
     """
     fields = stamp_metadata(stamp)
-    fields[EXTENSION] |= {"grant": grant, "gateway": gateway}
+    if grant:
+        fields[EXTENSION] |= {"grant": grant, "gateway": gateway}
     return fields

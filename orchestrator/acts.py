@@ -30,7 +30,7 @@ from admission.vocabulary import (
     canonical,
 )
 from admission.wire import GRANT_LIFETIME_MS, Grant, sign_grant
-from orchestrator.courier import Courier, Delivered, GatewayDoor, Gone, Launch, Refused, Seen, Unreachable
+from orchestrator.courier import Courier, Delivered, GatewayDoor, Gone, Launch, Refused, Replied, Seen, Unreachable
 from orchestrator.plan import INLINE_BYTES_MAX, brief_for, needed_artifacts, stamp_for
 from orchestrator.reconcile import conclude, evidence_from, method_for, without_asking
 
@@ -43,6 +43,8 @@ LOOK_LONGEST_S = 1.0
 CONTACT_LOST_S = 6.0
 #: A child that answered "canceled" is watched so much longer for a result it may still deliver (seconds).
 LINGER_S = 10.0
+#: How long an agent that cannot be reached is tried before people are told (seconds).
+AGENT_PATIENCE_S = 10.0
 #: Wait after an act found nobody (seconds).
 NOBODY_S = 1.0
 #: A result's own words are kept in the log up to this size; all of it is in the artifact.
@@ -95,9 +97,9 @@ class Acts:
             case ag.Stop(child):
                 await self._stop(run, child, epoch)
             case ag.Observe(child):
-                await self._observe(run, child)
+                await self._observe(run, child, epoch)
             case ag.Collect(child):
-                await self._collect(run, child)
+                await self._collect(run, child, epoch)
             case ag.Ask(attempt):
                 await self._ask(run, attempt, epoch)
             case ag.Commit(command):
@@ -110,9 +112,17 @@ class Acts:
 
     async def _plan(self, run: str, action: ag.Plan, epoch: int) -> None:
         url = self._agents.get(action.agent)
-        mode = await self._courier.mode(url) if url else Unreachable(f"no agent {action.agent!r} is configured")
+        mode: ChildMode | Unreachable = Unreachable(f"no agent {action.agent!r} is configured")
+        with anyio.move_on_after(AGENT_PATIENCE_S):
+            while url is not None:
+                mode = await self._courier.mode(url)
+                if isinstance(mode, ChildMode):
+                    break
+                await anyio.sleep(NOBODY_S)
         if not isinstance(mode, ChildMode):
-            log.warning("run %s, scope %s: %s", run, action.scope, mode.detail)
+            # Asking goes on for as long as the scope wants a child; but from now on people can see what it waits for.
+            told = cmd.ReportSilence(by="courier", scope=action.scope, revision=action.revision, detail=mode.detail)
+            await self._desk.submit(run, told)
             await anyio.sleep(NOBODY_S)
             return
         command = cmd.PlanChild(by="conductor", scope=action.scope, revision=action.revision, mode=mode)
@@ -133,6 +143,9 @@ class Acts:
             if isinstance(known, Seen):
                 await self._bind(run, child_id, known.task)
                 return
+            if child.mode is ChildMode.AUTONOMOUS:
+                return  # no claim would stop a second one from doing everything again
+            state = await self._desk.current(run)
         contents = await self._contents(run, needed_artifacts(state, child.scope))
         state = await self._desk.current(run)
         child = state.children[child_id]
@@ -141,21 +154,33 @@ class Acts:
         expires = self._desk.now_ms() + GRANT_LIFETIME_MS
         grant = Grant(run=run, scope=child.scope, child=child.id, revision=child.revision, expires_ms=expires)
         before = state.children.get(child.follows)
-        point("act.launch.before")
-        sent = await self._courier.launch(
-            Launch(
-                agent=url, child=child.id, context=child.context, stamp=stamp_for(state, child),
-                grant=sign_grant(grant, self._grant_key), gateway=self._gateway_url,
-                brief=brief_for(state, child, contents), references=[before.task] if before and before.task else [],
-            )
+        mediated = child.mode is ChildMode.MEDIATED
+        launch = Launch(
+            agent=url, child=child.id, context=child.context, stamp=stamp_for(state, child),
+            grant=sign_grant(grant, self._grant_key) if mediated else "", gateway=self._gateway_url if mediated else "",
+            brief=brief_for(state, child, contents), references=[before.task] if before and before.task else [],
         )  # fmt: skip
+        await self._send_launch(run, child_id, launch, epoch)
+
+    async def _send_launch(self, run: str, child_id: str, launch: Launch, epoch: int) -> None:
+        point("act.launch.before")
+        sent = await self._courier.launch(launch)
+        with anyio.move_on_after(AGENT_PATIENCE_S):
+            while isinstance(sent, Unreachable) and sent.unsent:  # nothing has left, so this is still the first time
+                await anyio.sleep(NOBODY_S)
+                sent = await self._courier.launch(launch)
         point("act.launch.after")
         match sent:
             case Seen():
                 await self._bind(run, child_id, sent.task)
             case Refused():
-                failed = cmd.DeclareLost(by="courier", child=child_id, detail=f"launch refused: {sent.detail}")
-                await self._desk.submit(run, failed)
+                said = cmd.RecordSeen(by="courier", child=child_id, state=TaskState.REJECTED, detail=sent.detail)
+                await self._desk.submit(run, said)
+            case Replied():
+                lost = cmd.DeclareLost(
+                    by="courier", child=child_id, detail="it answered with a message, without a task"
+                )
+                await self._desk.submit(run, lost, fence=epoch)
             case Unreachable():
                 log.warning("run %s, child %s: launch not answered: %s", run, child_id, sent.detail)
 
@@ -209,7 +234,7 @@ class Acts:
     async def _stop_failed(self, run: str, child: str, detail: str, *, refused: bool = False) -> None:
         await self._desk.submit(run, cmd.RecordStop(by="courier", child=child, refused=refused, detail=detail))
 
-    async def _observe(self, run: str, child_id: str) -> None:
+    async def _observe(self, run: str, child_id: str, epoch: int) -> None:
         """Look until a terminal state is seen or the child is lost."""
         wait_s = LOOK_FIRST_S
         # Counted from the first look in vain: a process that was paused itself has heard nobody meanwhile.
@@ -235,7 +260,9 @@ class Acts:
                 silent = now_s - silent_since_s > CONTACT_LOST_S
                 if silent or (isinstance(seen, Gone) and not child.stop_wanted):
                     words = "the agent does not know the task any more" if isinstance(seen, Gone) else seen.detail
-                    await self._desk.submit(run, cmd.DeclareLost(by="courier", child=child_id, detail=words))
+                    # A judgement from this process's silence, not a fact: it counts only from whoever leads now.
+                    lost = cmd.DeclareLost(by="courier", child=child_id, detail=words)
+                    await self._desk.submit(run, lost, fence=epoch)
                     break
             await anyio.sleep(wait_s)
             wait_s = min(wait_s * 1.5, LOOK_LONGEST_S)
@@ -263,7 +290,7 @@ class Acts:
                     return
                 await anyio.sleep(LOOK_LONGEST_S)
 
-    async def _collect(self, run: str, child_id: str) -> None:
+    async def _collect(self, run: str, child_id: str, epoch: int) -> None:
         state = await self._desk.current(run)
         child = state.children[child_id]
         url = self._url(child)
@@ -287,7 +314,7 @@ class Acts:
         else:
             # It completed and what it delivered cannot be had any more: that is filed, and another child follows.
             nothing = cmd.FileResult(by="courier", child=child_id, task=child.task, stamp=None)
-            await self._desk.submit(run, nothing)
+            await self._desk.submit(run, nothing, fence=epoch)
 
     async def _file(self, run: str, child_id: str, seen: Seen) -> None:
         stamps = [a.stamp for a in seen.artifacts]
@@ -333,6 +360,7 @@ class Acts:
             self._clocks[attempt_id] = clock
         attempt = (await self._desk.current(run)).attempts[attempt_id]
         if not attempt.open:
+            self._clocks.pop(attempt_id, None)
             return
         known = conclude(facts, attempt, evidence_from(said, clock_before), self._desk.now_ms())
         if known is not None:

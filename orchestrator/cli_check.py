@@ -15,6 +15,7 @@ from admission.contracts import ContractError, parse_contract
 from admission.goal_rules import goal_faults
 from admission.services import ServiceError, Services, load_services
 from orchestrator.cli_output import CommandFailed, Exit
+from orchestrator.goal_lines import fault_line
 from orchestrator.goals import ChangeFile, GoalError, GoalPart, parse_goal
 from orchestrator.marked_yaml import Marked, Unreadable, read_marked
 from orchestrator.settings import SETTINGS_FILE, Settings, SettingsError, load_settings
@@ -94,7 +95,7 @@ def _check_goal(path: Path, settings: Settings | None, services: Services | None
         return Checked(str(path), "goal", tuple(str(error).splitlines()))
     except Unreadable as error:
         return Checked(str(path), "goal", (f"{path}:{error.line}: {error}",))
-    faults = [f"{path}:{marked.line(('plan',))}: {fault}" for fault in goal_faults(goal)] if kind is GoalPart else []
+    faults = [f"{path}:{fault_line(marked, fault)}: {fault}" for fault in goal_faults(goal)] if kind is GoalPart else []
     unknown = list(_unknown_names(path, marked, settings, services))
     return Checked(str(path), "goal" if kind is GoalPart else "change", (*faults, *unknown))
 

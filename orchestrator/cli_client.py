@@ -13,7 +13,7 @@ import shlex
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from orchestrator.cli_output import CommandFailed, Exit
+from orchestrator.dev_lock import is_supervised
 
 ENDPOINT_FILE = "endpoint.json"
 ENDPOINT_BYTES_MAX = 64 * 1024
@@ -33,10 +34,14 @@ READ_TIMEOUT_S = 40.0
 HEALTH_TIMEOUT_S = 2.0
 #: Pauses before a request is sent again after a broken connection, in seconds.
 RESEND_DELAYS_S = (0.1, 0.3, 1.0)
+#: So long a server that its supervisor starts again is waited for.
+RESTART_TIMEOUT_S = 10.0
+RESTART_POLL_INTERVAL_S = 0.05
 PAGE_ROWS = 200
 ROWS_MAX = 10_000
 #: The problem of a name that means several runs: the command was not precise, nothing stands against it.
 AMBIGUOUS = "ambiguous"
+UNAUTHORIZED = "unauthorized"
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -125,7 +130,11 @@ def how_to_start(directory: Path) -> str:
 
 
 def unavailable(where: Where, detail: str) -> CommandFailed:
-    """Nobody answers: says so, and how to start somebody."""
+    """Nobody answers: says so, and how to start somebody; where `regate dev` runs, that it is the one to look at."""
+    if where.url is None and is_supervised(where.directory):
+        logs = where.directory / "logs"
+        words = f"{detail}; it is being started again by the `regate dev` of this directory: try again, or look in {logs}"
+        return CommandFailed(Exit.UNAVAILABLE, words)
     return CommandFailed(Exit.UNAVAILABLE, f"{detail}; {how_to_start(where.directory)}, or name another with --url")
 
 
@@ -138,6 +147,24 @@ def is_alive(endpoint: Endpoint) -> bool:
     except httpx.HTTPError:
         return False
     return reply.is_success
+
+
+def restarted(directory: Path, say: Callable[[str], None] | None = None) -> Endpoint | None:
+    """The endpoint of a server that `regate dev` is starting again, once it answers.
+
+    None when no `regate dev` keeps this directory, or it did not succeed in time.
+    """
+    until = time.monotonic() + RESTART_TIMEOUT_S
+    told = False
+    while is_supervised(directory) and time.monotonic() < until:
+        endpoint = read_endpoint(directory)
+        if endpoint is not None and is_alive(endpoint):
+            return endpoint
+        if say is not None and not told:
+            say(f"the server of {directory} is being started again by its `regate dev`: waiting for it")
+            told = True
+        time.sleep(RESTART_POLL_INTERVAL_S)
+    return None
 
 
 def _process_lives(pid: int) -> bool:
@@ -157,6 +184,14 @@ def _is_local(url: str) -> bool:
 def new_request_id() -> str:
     """A request id that nobody used before."""
     return f"cli-{uuid.uuid4().hex}"
+
+
+class ApiRefused(CommandFailed):
+    """The API said no. `problem` is its document."""
+
+    def __init__(self, code: Exit, message: str, problem: Mapping[str, Any]) -> None:
+        super().__init__(code, message)
+        self.problem = problem
 
 
 class Api:
@@ -205,11 +240,15 @@ class Api:
     def _ask(self, method: str, path: str, *, query: Mapping[str, object], body: Mapping[str, Any] | None) -> Any:
         given = {k: _spelled(v) for k, v in query.items() if v is not None}
         delays = iter(RESEND_DELAYS_S)
+        waited = False
         while True:
             try:
                 reply = self._http.request(method, path, params=given, json=body)
             except (httpx.TimeoutException, httpx.TransportError) as error:
                 delay = next(delays, None)
+                if delay is None and not waited and self._is_back():
+                    waited, delays = True, iter(RESEND_DELAYS_S)
+                    continue
                 if delay is None:
                     raise self._lost(error, body) from None
                 time.sleep(delay)
@@ -217,6 +256,11 @@ class Api:
             if reply.is_success:
                 return _json_of(reply)
             raise self._refused(reply, body)
+
+    def _is_back(self) -> bool:
+        """Whether the server that we were asking was started again where it was."""
+        found = restarted(self.endpoint.data) if self.endpoint.data is not None else None
+        return found is not None and (found.url, found.token) == (self.endpoint.url, self.endpoint.token)
 
     def _lost(self, error: httpx.HTTPError, body: Mapping[str, Any] | None) -> CommandFailed:
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
@@ -227,28 +271,25 @@ class Api:
 
     def _refused(self, reply: httpx.Response, body: Mapping[str, Any] | None) -> CommandFailed:
         problem = _problem_of(reply)
-        words = problem_words(problem, reply.status_code)
-        if problem.get("code") == AMBIGUOUS:
-            return CommandFailed(Exit.USAGE, words)
-        match reply.status_code:
-            case 401 | 403:
-                return CommandFailed(
-                    Exit.FAILED, f"{words}: the token does not open {self.endpoint.url}; see --token, REGATE_TOKEN"
-                )
-            case 404:
-                return CommandFailed(Exit.NOT_FOUND, words)
-            case 409 | 412:
-                return CommandFailed(Exit.CONFLICT, words)
-            case 400 | 405 | 413 | 415 | 422:
-                return CommandFailed(Exit.USAGE, words)
-            case 502 | 503 | 504:
-                return CommandFailed(
-                    Exit.UNAVAILABLE,
-                    f"{words}{_resend_hint(body)}; look at `regate doctor`; if the store is gone, "
-                    f"{how_to_start(self._where.directory)}",
-                )
-            case _:
-                return CommandFailed(Exit.FAILED, words)
+        status = reply.status_code
+        words = problem_words(problem, status)
+        if problem.get("code") == UNAUTHORIZED:
+            words = (
+                f"the token does not open {self.endpoint.url}: give the one in endpoint.json of its data directory with "
+                "--token or REGATE_TOKEN"
+            )
+        elif status in (502, 503, 504):
+            words += f"{_resend_hint(body)}; look at `regate doctor`; if the store is gone, "
+            words += how_to_start(self._where.directory)
+        code = Exit.USAGE if problem.get("code") == AMBIGUOUS else _EXITS.get(status, Exit.FAILED)
+        return ApiRefused(code, words, problem)
+
+
+_EXITS: Mapping[int, Exit] = {
+    404: Exit.NOT_FOUND, 409: Exit.CONFLICT, 412: Exit.CONFLICT,
+    400: Exit.USAGE, 405: Exit.USAGE, 413: Exit.USAGE, 415: Exit.USAGE, 422: Exit.USAGE,
+    502: Exit.UNAVAILABLE, 503: Exit.UNAVAILABLE, 504: Exit.UNAVAILABLE,
+}  # fmt: skip
 
 
 def _spelled(value: object) -> str:
@@ -289,7 +330,8 @@ def problem_words(problem: Mapping[str, Any], status: int) -> str:
     listed = [_fault_words(fault) for fault in faults] if isinstance(faults, list) else []
     words += "".join(f"\n  - {fault}" for fault in listed if fault not in detail)
     in_force = problem.get("in_force")
-    if in_force is not None and f"revision {in_force}" not in words:
+    # Of a goal that cannot be worked on, or a run that is not there, no revision needs to be told.
+    if status in (409, 412) and in_force and f"revision {in_force}" not in words:
         words += f"; revision {in_force} is in force"
     return words
 

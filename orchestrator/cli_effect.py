@@ -63,7 +63,7 @@ def list_effects(
     if name is None and not last:
         if not unknown:
             raise CommandFailed(Exit.USAGE, "of which run? Give its id or --last; --unknown alone is for all runs")
-        runs = [str(row["run"]) for row in rows_in(session.api.get("/v1/attention"), "items") if row.get("run")]
+        runs = [str(row["run"]) for row in rows_in(session.api.get("/v1/attention"), "items") if row.get("kind") == "effect"]
     else:
         runs = [session.run_id(name, last)]
     rows: list[dict[str, Any]] = []
@@ -116,7 +116,8 @@ def resolve(
 def attention(session: Session) -> None:
     """List what waits for a person, and why."""
     rows = rows_in(session.api.get("/v1/attention"), "items")
-    session.screen.rows(rows, lambda: [attention_table(rows)])
+    shown = [{**row, "command": f"{row['command']}{session.flags}"} if row.get("command") else row for row in rows]
+    session.screen.rows(rows, lambda: [attention_table(shown)])
     if not rows:
         session.screen.say("nothing waits for a person")
 

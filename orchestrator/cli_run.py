@@ -7,14 +7,15 @@ says) nor how things are drawn (cli_tables.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from admission.vocabulary import TERMINAL_PHASES, RunPhase, UpdateKind
-from orchestrator.cli_client import new_request_id, part
+from orchestrator.cli_client import ApiRefused, new_request_id, part
 from orchestrator.cli_output import CommandFailed, Exit, literal
 from orchestrator.cli_session import (
     ExpectedOption,
@@ -36,11 +37,18 @@ from orchestrator.cli_tables import (
     state_of,
     waiting_words,
 )
+from orchestrator.goal_lines import refusal_lines
 from orchestrator.goals import GoalError, one_scope_goal, read_change_file, read_goal_file
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-WaitOption = Annotated[bool, typer.Option("--wait", help="Show how it goes until it ends or needs a person.")]
+WaitOption = Annotated[
+    bool,
+    typer.Option(
+        "--wait",
+        help="Show how it goes until it ends or needs a person. Ctrl-C only ends the watching: the run goes on, exit 0.",
+    ),
+]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="YAML or JSON file with the goal.")]
 
 #: A run can be blocked for a moment, while a service is asked; after this long it is told as an outcome, in s.
@@ -68,7 +76,8 @@ def start(
     """Start a run from a goal file, or from words for one agent."""
     goal = _whole_goal(text, file, agent)
     body: dict[str, Any] = {"goal": goal}
-    answer = as_object(session.api.change("/v1/runs", body, request_id=request_id or new_request_id()))
+    with _pointing_into(file):
+        answer = as_object(session.api.change("/v1/runs", body, request_id=request_id or new_request_id()))
     view = as_object(answer.get("run"))
     name = run_named(view)
     if not wait:
@@ -151,7 +160,8 @@ def redirect(
                 Exit.USAGE, "what shall change? Give -f FILE, --text, --scope, --requirement or --remove"
             )
     body |= {"reason": reason, "expected_revision": expected_revision}
-    answer = _change(session, run_id, "revisions", body, request_id=request_id)
+    with _pointing_into(file):
+        answer = _change(session, run_id, "revisions", body, request_id=request_id)
     _finish(session, run_id, answer, _outcome() if wait else None, revised=True)
 
 
@@ -260,6 +270,16 @@ def _read(read: Callable[[Path], T], file: Path) -> T:
         return read(file)
     except GoalError as error:
         raise CommandFailed(Exit.USAGE, str(error)) from None
+
+
+@contextmanager
+def _pointing_into(file: Path | None) -> Iterator[None]:
+    """What the API refuses of a goal from a file is told with file and line, like what was found before asking."""
+    try:
+        yield
+    except ApiRefused as refusal:
+        lines = refusal_lines(file, refusal.problem) if file is not None else []
+        raise CommandFailed(refusal.code, "\n".join(lines)) if lines else refusal from None
 
 
 def _set_requirements(goal: dict[str, Any], given: list[str]) -> None:

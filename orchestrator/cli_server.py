@@ -21,7 +21,7 @@ from typing import IO
 import anyio
 
 from admission.data_directory import MARKER
-from orchestrator.cli_client import Endpoint, Where, is_alive, read_endpoint, unavailable
+from orchestrator.cli_client import Endpoint, Where, is_alive, read_endpoint, restarted, unavailable
 from orchestrator.cli_output import CommandFailed, Exit
 
 if sys.platform != "win32":  # where no embedded store runs either, so that only distant servers are commanded
@@ -37,6 +37,8 @@ STOP_TIMEOUT_S = 15.0
 LOCK_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.05
 LOG_TAIL_BYTES = 4096
+#: Exit codes of a server that are ours as well: it refuses the directory, or its settings are wrong.
+_ENDS = {int(Exit.FAILED): Exit.FAILED, int(Exit.USAGE): Exit.USAGE}
 
 
 @contextmanager
@@ -53,8 +55,14 @@ def endpoint_for(where: Where, say: Callable[[str], None]) -> Iterator[tuple[End
             raise unavailable(where, f"no server is known in {where.directory}")
         yield endpoint, False
         return
+    again = restarted(where.directory, say)
+    if again is not None:
+        yield (Endpoint(again.url, where.token, again.data) if where.token else again), False
+        return
     if where.data is None:
         detail = f"no server is known in {where.directory}" if endpoint is None else f"{endpoint.url} does not answer"
+        if (where.directory / MARKER).exists():
+            detail += f"; --data {where.directory} would have it served for this command"
         raise unavailable(where, detail)
     if not (where.data / MARKER).exists():
         raise unavailable(where, f"{where.data} holds no runs, and no server is alive there")
@@ -157,7 +165,8 @@ def _wait_ready(process: subprocess.Popen[bytes], log: IO[bytes], where: Where) 
     until = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise unavailable(where, f"a server on {where.directory} ended at once: {_tail(log)}")
+            # It said itself what to do; starting another one in another way would end just the same.
+            raise CommandFailed(_ENDS.get(process.returncode, Exit.UNAVAILABLE), f"{where.directory}: {_tail(log)}")
         endpoint = read_endpoint(where.directory)
         ours = endpoint is not None and endpoint.pid in (None, process.pid)
         if endpoint is not None and ours and is_alive(endpoint):

@@ -80,7 +80,7 @@ def run_report(view: dict[str, Any]) -> Iterator[RenderableType]:
     yield literal(f"run {view.get('run')}: {view.get('text', '')}", "bold")
     yield pairs(
         [
-            ("state", _state(view)),
+            ("state", _state_words(view)),
             ("revision in force", revision_of(view)),
             ("started", clock_time(view.get("started_at"))),
             ("follows", view.get("follows")),
@@ -95,11 +95,34 @@ def run_report(view: dict[str, Any]) -> Iterator[RenderableType]:
     yield from _section("children", [table(children, _CHILD_COLUMNS)] if children else [])
     refusals = _rows(view.get("refusals"))
     yield from _section("refused at the gate", [table(refusals, _REFUSAL_COLUMNS)] if refusals else [])
+    failed = [_failed_line(row) for row in _rows(view.get("effects")) if row.get("outcome") == "failed"]
+    yield from _section("failed: the service said no, and nothing happened", failed)
     dropped = [row for row in _rows(view.get("results")) if row.get("disposition") not in (None, "adopted")]
     yield from _section("results kept as evidence only", [table(dropped, _RESULT_COLUMNS)] if dropped else [])
     yield from _section("unresolved", [_unresolved_line(row) for row in _rows(view.get("unresolved"))])
     alarms = [f"{row.get('attempt')}: {row.get('detail')}" for row in _rows(view.get("alarms"))]
     yield from _section("evidence against what was recorded", [literal(f"  {alarm}", "bold red") for alarm in alarms])
+
+
+def _state_words(view: dict[str, Any]) -> Text:
+    """The state; that effects failed on the way is part of it, since an end alone says nothing of them."""
+    failed = _object(view.get("effect_counts")).get("failed")
+    words = _state(view)
+    return words.append_text(literal(f", {failed} effect{'s' if failed != 1 else ''} failed", "red")) if failed else words
+
+
+def _failed_line(row: dict[str, Any]) -> Text:
+    line = literal(f"  {row.get('attempt')}", "red")
+    words = f"  {row.get('service')}.{row.get('operation')} on {row.get('target')} (revision {row.get('revision')})"
+    return line.append_text(literal(f"{words}: {_said(row)}"))
+
+
+def _said(row: dict[str, Any]) -> str:
+    """What the service answered, and what was made of it."""
+    observed = row.get("observed_result")
+    last = next((str(t["detail"]) for t in reversed(_rows(row.get("tries"))) if t.get("detail")), "")
+    said = cell(observed).plain if observed else ""
+    return "; ".join(dict.fromkeys(part for part in (last, said, str(row.get("why") or "")) if part)) or "no reason given"
 
 
 def _section(title: str, parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
@@ -227,7 +250,7 @@ def _effect_words(row: dict[str, Any]) -> str:
 
 def waiting_words(view: dict[str, Any]) -> str:
     """One line for somebody who waits: the run's state, and what its branches wait for."""
-    words = f"run {view.get('run')}: {state_of(view).replace('_', ' ')}, revision {revision_of(view)}"
+    words = f"run {view.get('run')}: {_state_words(view).plain}, revision {revision_of(view)}"
     effects = _counts(view)
     words += f"; effects: {effects}" if effects else ""
     waits = [
@@ -316,16 +339,42 @@ _TRY_COLUMNS = (
 
 def attention_table(rows: Sequence[dict[str, Any]]) -> Table:
     """One line for each thing that waits for a person, with the command that deals with it."""
-    return table(
-        rows,
-        (
-            Column("since (UTC)", lambda row: clock_time(row.get("since")), whole=True),
-            Column("what", lambda row: f"{row.get('kind')} {row.get('id')}: {row.get('what')}"),
-            Column("why", "why"),
-            Column("blocks", "blocks"),
-            Column("command", "command"),
-        ),
-    )
+    return table(rows, _ATTENTION_COLUMNS)
+
+
+#: What waits, in words, by the API's `kind`.
+_WAITING: Mapping[str, str] = {
+    "effect": "unknown effect", "alarm": "contradicted effect", "child": "agent not seen to end",
+    "result": "result to be looked at", "budget": "budget overdrawn", "scope": "branch given up",
+    "need": "branch lacks an artifact",
+}  # fmt: skip
+_ATTENTION_COLUMNS = (
+    Column("since (UTC)", lambda row: clock_time(row.get("since")), whole=True),
+    Column("what", lambda row: _waiting_thing(row)),
+    Column("run", "run", whole=True),
+    Column("rev", "revision"),
+    Column("why", "why"),
+    Column("blocks", lambda row: _blocks(row)),
+    Column("command", "command"),
+)
+
+
+def _waiting_thing(row: dict[str, Any]) -> Text:
+    """`unknown effect RUN-e3: mail.send_message on x`; a branch is named once."""
+    kind = str(row.get("kind"))
+    words = literal(_WAITING.get(kind, kind), "bold red").append_text(literal(f" {row.get('id')}"))
+    more = str(row.get("what") or "")
+    return words.append_text(literal(f": {more}")) if more and more != f"scope {row.get('id')}" else words
+
+
+def _blocks(row: dict[str, Any]) -> str:
+    match row.get("blocks"):
+        case "scope":
+            return f"branch {row.get('scope')}"
+        case "slot":
+            return "this action alone"
+        case other:
+            return str(other or "")
 
 
 def log_lines(entries: Sequence[dict[str, Any]]) -> Group:
@@ -360,7 +409,8 @@ def _control_lines(update: dict[str, Any]) -> Iterator[Text]:
             yield literal(f"     {title}: {', '.join(map(str, update[title]))}")
     for row in _rows(update.get("told")):
         yield literal(
-            f"     told: child {row.get('child')} ({row.get('scope')}) asked to stop at {row.get('position')}"
+            f"     told: child {row.get('child')} ({row.get('scope')}) {row.get('how', 'asked to stop')} "
+            f"at {row.get('position')}"
         )
     for row in _rows(update.get("acknowledged")):
         yield literal(f"     acknowledged: child {row.get('child')} {row.get('how')} at {row.get('position')}")

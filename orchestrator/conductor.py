@@ -168,8 +168,7 @@ class Conductor:
                 try:
                     await self._step(run)
                 except StoreFenced as fenced:
-                    self._epochs.pop(partition_of(run, self._store.partitions), None)
-                    log.warning("run %s: %s", run, fenced)
+                    self._fenced(run, fenced)
                 except StoreUnavailable as error:
                     log.warning("run %s: store unavailable: %s", run, error)
                     await anyio.sleep(STORE_RETRY_S)
@@ -211,6 +210,13 @@ class Conductor:
                 await self._desk.submit(run, action.command, fence=epoch)
         self._tending[run] = True
 
+    def _fenced(self, run: str, fenced: StoreFenced) -> None:
+        """Somebody else leads the partition, or an act of ours has outlived our own earlier lease."""
+        partition = partition_of(run, self._store.partitions)
+        if self._epochs.get(partition) != fenced.epoch:
+            self._epochs.pop(partition, None)
+        log.warning("run %s: %s", run, fenced)
+
     def _remember(self, run: str, due_ms: int | None) -> None:
         if due_ms is None:
             self._due.pop(run, None)
@@ -229,8 +235,7 @@ class Conductor:
         try:
             await self._acts.perform(run, action, epoch)
         except StoreFenced as fenced:
-            self._epochs.pop(partition_of(run, self._store.partitions), None)
-            log.warning("run %s: %s", run, fenced)
+            self._fenced(run, fenced)
         except StoreUnavailable as error:
             log.warning("run %s, %s: store unavailable: %s", run, action, error)
             await anyio.sleep(STORE_RETRY_S)

@@ -26,12 +26,12 @@ from a2a.types import (
     Task,
 )
 from a2a.types import TaskState as A2AState
-from a2a.utils.errors import A2AError, TaskNotCancelableError, TaskNotFoundError
+from a2a.utils.errors import A2AError, InternalError, TaskNotCancelableError, TaskNotFoundError
 from google.protobuf.json_format import Error as JsonFormatError
 from google.protobuf.json_format import MessageToDict
 
 from admission.vocabulary import ChildMode, Method, TaskState
-from admission.wire import EXTENSION, Stamp, launch_metadata, read_stamp, whole
+from admission.wire import EXTENSION, Stamp, blot, launch_metadata, read_stamp, whole, without_grants
 
 #: Longest that one call may take (seconds). Children are watched by asking often, so no call has to wait long.
 CALL_DEADLINE_S = 10.0
@@ -80,21 +80,27 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Replied:
+    """The agent answered with a message instead of a task: it may have done its work, and cannot be followed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unreachable:
-    """No usable answer. What was asked may or may not have been done."""
+    """No usable answer. What was asked may or may not have been done, unless it provably never left (`unsent`)."""
 
     detail: str
+    unsent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Everything that a launching message holds."""
+    """Everything that a launching message holds. `grant` is empty for an agent that acts past the gate."""
 
     agent: str
     child: str
     context: str
     stamp: Stamp
-    grant: str
+    grant: str = field(repr=False)
     gateway: str
     brief: Mapping[str, Any]
     references: Sequence[str] = field(default_factory=tuple)
@@ -130,7 +136,7 @@ class Courier:
         ours = any(extension.uri == EXTENSION for extension in extensions)
         return ChildMode.MEDIATED if ours else ChildMode.AUTONOMOUS
 
-    async def launch(self, launch: Launch) -> Seen | Refused | Unreachable:
+    async def launch(self, launch: Launch) -> Seen | Replied | Refused | Unreachable:
         """Send the launching message. Its message id is the child's id, so a resent one names the same child."""
         message = Message(
             message_id=launch.child,
@@ -147,17 +153,20 @@ class Courier:
             with anyio.fail_after(CALL_DEADLINE_S):
                 async for event in client.send_message(request):
                     if event.HasField("task"):
-                        return _seen(event.task)
+                        return _seen(event.task, launch.grant)
                     if event.HasField("status_update"):
-                        return Seen(event.status_update.task_id, _state(event.status_update.status.state))
+                        update = event.status_update
+                        return Seen(_task_id(update.task_id, launch.grant), _state(update.status.state))
                     if event.HasField("message"):
-                        return Refused("it answered with a message instead of a task, so it cannot be followed")
+                        return Replied()
         except A2AError as error:
             self._forget(launch.agent)
-            return Unreachable(_words(error)) if _is_transport(error) else Refused(_words(error))
+            if _is_transport(error) or isinstance(error, InternalError):  # "try again later" is no refusal
+                return Unreachable(_words(error, launch.grant), unsent=_never_left(error))
+            return Refused(_words(error, launch.grant))
         except _FAILURES as error:
             self._forget(launch.agent)
-            return Unreachable(_words(error))
+            return Unreachable(_words(error, launch.grant), unsent=_never_left(error))
         return Unreachable("the answer held neither a task nor a message")
 
     async def look(self, agent_url: str, task: str) -> Seen | Gone | Unreachable:
@@ -220,8 +229,18 @@ def _is_transport(error: A2AError) -> bool:
     return type(error).__name__ in ("A2AClientError", "A2AClientTimeoutError", "AgentCardResolutionError")
 
 
-def _words(error: BaseException) -> str:
-    text = str(error).strip()
+def _never_left(error: BaseException | None) -> bool:
+    """Whether no connection was made, so that nothing can have been sent: not the message, or not even for the card."""
+    while error is not None:
+        if isinstance(error, (AgentCardResolutionError, httpx.ConnectError, httpx.ConnectTimeout)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _words(error: BaseException, grant: str = "") -> str:
+    """What went wrong, in the server's words, which may quote what was sent to it. Blotted before it is cut off."""
+    text = blot(str(error), grant).strip()
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
@@ -235,14 +254,22 @@ def _state(state: int) -> TaskState:
     return _STATES.get(state, TaskState.WORKING)  # type: ignore[call-overload, no-any-return]
 
 
-def _seen(task: Task) -> Seen:
+def _seen(task: Task, grant: str = "") -> Seen:
+    """What a task shows. It goes into the log and to whoever reads a result, so no grant goes with it."""
     artifacts = []
     for artifact in task.artifacts:
-        metadata = MessageToDict(artifact.metadata)
-        parts = [_part_value(part) for part in artifact.parts]
-        name = artifact.name or artifact.artifact_id
+        metadata = without_grants(MessageToDict(artifact.metadata))
+        parts = [without_grants(_part_value(part)) for part in artifact.parts]
+        name = blot(artifact.name or artifact.artifact_id)
         artifacts.append(Delivered(name=name, parts=parts, stamp=read_stamp(metadata)))
-    return Seen(task.id, _state(task.status.state), tuple(artifacts))
+    return Seen(_task_id(task.id, grant), _state(task.status.state), tuple(artifacts))
+
+
+def _task_id(task: str, grant: str = "") -> str:
+    """A task's id as it may be kept. Blotted it would name no task any more, so one with a grant is not taken."""
+    if blot(task, grant) != task:
+        raise ValueError("the id that it gave the task holds the grant")
+    return task
 
 
 def _part_value(part: Part) -> Any:

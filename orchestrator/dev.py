@@ -6,6 +6,7 @@ wants to try it. How processes are kept is in supervise.py, what is run where in
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -19,7 +20,9 @@ import anyio
 
 from admission.data_directory import is_locked
 from orchestrator.app import EXIT_FAILED, announce, explained, quiet_log, say, wall_ms
+from orchestrator.dev_lock import AlreadyRuns, dev_lock
 from orchestrator.dev_settings import SAMPLE_AGENTS, SAMPLE_SERVICES, DevPlan, plan_dev
+from orchestrator.endpoint import ENDPOINT_FILE
 from orchestrator.leash import STORE_ROLE
 from orchestrator.settings import GRANT_KEYS_VARIABLE, Settings, SettingsError, find_settings, load_settings
 from orchestrator.store_access import data_directory_ready, embedded_server
@@ -68,6 +71,24 @@ async def _dev(settings: Settings, agents: tuple[str, ...], services: tuple[str,
     if not (agents or services or settings.agents or settings.services or sample):
         raise SettingsError("without the sample, name an agent and a service: --agent NAME=URL --service FILE")
     data_directory_ready(settings.data_dir)
+    try:
+        with dev_lock(settings.data_dir):
+            await _kept(settings, agents, services, sample)
+    except AlreadyRuns:
+        raise ProcessFailed(_already(settings.data_dir)) from None
+
+
+def _already(data_dir: Path) -> str:
+    """Where the other one is."""
+    try:
+        found = json.loads((data_dir / ENDPOINT_FILE).read_text(encoding="utf-8"))["url"]
+        where = f" at {found}"
+    except (OSError, ValueError, KeyError, TypeError):
+        where = ""
+    return f"`regate dev` already runs on {data_dir}{where}: use it, end it with Ctrl-C, or name another --data"
+
+
+async def _kept(settings: Settings, agents: tuple[str, ...], services: tuple[str, ...], sample: bool) -> None:
     plan = plan_dev(settings, agents=agents, services=services, with_sample=sample)
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with AsyncExitStack() as stack:

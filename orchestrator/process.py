@@ -244,6 +244,7 @@ def _doctor(process: _Process) -> Callable[[], Any]:
                 "data_dir": str(settings.data_dir),
                 "durable": not problems,
             },
+            "redis": await read_store_settings(opened.url),
             "problems": problems,
             "machine_clock": {"machine_ms": machine_ms, "store_ahead_ms": process.desk.now_ms() - machine_ms},
             "versions": versions(),

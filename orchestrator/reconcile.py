@@ -11,6 +11,7 @@ from typing import Any
 from admission.agenda import all_closed, can_be_asked
 from admission.events import ContractFacts
 from admission.records import Attempt
+from admission.rules_attempt import key_forgotten
 from admission.vocabulary import AttemptState, Basis, ContractClass, Finding, Method
 
 _WHY_NOT_ASKABLE = {
@@ -78,6 +79,8 @@ def fence_ms(facts: ContractFacts, attempt: Attempt) -> int:
 
 def conclude(facts: ContractFacts, attempt: Attempt, evidence: Evidence, now: int) -> Conclusion | None:
     """What an answer proves; None when the question has to be asked again later."""
+    if evidence.found in ("refused", "voided", "not_found") and key_forgotten(facts, attempt):
+        return _unknown(attempt, f"asked so late that the service may have forgotten it ({evidence.found})")
     match evidence.found:
         case "executed" if evidence.payload_matches is False:
             return _unknown(attempt, "the service holds another request under this key; somebody else may have used it")

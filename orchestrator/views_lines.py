@@ -10,7 +10,7 @@ from typing import Any
 from admission import events as ev
 from admission.standing import Waiting, blocking_attempts, phase, waiting
 from admission.state import RunState
-from admission.vocabulary import TERMINAL_TASKS, AttemptState, Claim, GateState, RunPhase
+from admission.vocabulary import TERMINAL_TASKS, AttemptState, Claim, GateState, RunPhase, Verdict
 from orchestrator.views import unresolved_rows
 
 NAMED_MAX = 5
@@ -31,6 +31,7 @@ class Brief:
     kept: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     stopping: int = 0
+    all_done: bool = False
 
 
 def brief_of(run: RunState) -> Brief:
@@ -52,6 +53,7 @@ def brief_of(run: RunState) -> Brief:
         kept=tuple(name for name in head.goal.plan if name not in head.affects),
         waiting=tuple(a.id for name in closed for a in blocking_attempts(run, name)),
         stopping=sum(1 for c in run.children.values() if c.stop_wanted and not c.settled),
+        all_done=all(run.scope_done(name) for name in run.gates),
     )
 
 
@@ -89,7 +91,7 @@ def _what_changed(before: Brief, after: Brief) -> str:
 def _what_next(after: Brief) -> str:
     match after.phase:
         case RunPhase.RUNNING:
-            return "the agents work"
+            return "every branch is done, so the run is completed" if after.all_done else "the agents work"
         case RunPhase.PAUSED:
             return f"nothing new is sent until `regate run resume`{_settling(after)}"
         case RunPhase.REDIRECTING:
@@ -161,13 +163,16 @@ class _Channel:
     updates: dict[int, dict[str, Any]] = field(default_factory=dict)
     by_revision: dict[int, dict[str, Any]] = field(default_factory=dict)
     children: dict[str, tuple[str, int]] = field(default_factory=dict)
+    working: dict[str, str] = field(default_factory=dict)
+    steered: dict[str, dict[str, Any]] = field(default_factory=dict)
+    in_force: int = 0
     told_by: dict[str, dict[str, Any]] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
 
     def responsible(self, scope: str) -> dict[str, Any] | None:
         """The newest update that changed this scope, or cancelled everything."""
         for update in reversed(self.updates.values()):
-            if update["cancels"] or any(scope == a or scope.startswith(a + "/") for a in update["affects"]):
+            if update["cancels"] or _covers(update["affects"], scope):
                 return update
         return None
 
@@ -175,8 +180,10 @@ class _Channel:
 def control_view(log: Iterable[tuple[int, ev.Event]]) -> list[dict[str, Any]]:
     """Every update in order: its revision, what it affects, who was told, who acknowledged, when its gates opened.
 
-    "Told" is a child that was asked to stop because of it. "Acknowledged" is what was seen afterwards: such a child
-    ended, or a child of the new revision claimed its task. A request is never counted as its acknowledgement.
+    "Told" is a child that was asked to stop because of it; of a pause and a resume, a child at work whose gate it held
+    or released, which is how it learns of it. "Acknowledged" is what was seen afterwards: such a child ended, was
+    answered "held" at the gate, or acted again, or a child of the new revision claimed its task. A request is never
+    counted as its acknowledgement. `revision` is the one that the update made, else the one in force when it came.
     """
     channel = _Channel()
     for n, event in log:
@@ -198,17 +205,24 @@ def _read_control(channel: _Channel, n: int, event: ev.Event) -> None:
             row = _row(1, "start", n, event)
             row |= {"revision": 1, "text": event.goal.text, "affects": list(event.goal.plan)}
             channel.updates[1] = channel.by_revision[1] = row
+            channel.in_force = 1
         case ev.UpdateRecorded():
             row = _row(event.seq, event.kind.value, n, event)
-            channel.updates[event.seq] = row | {"text": event.text, "reason": event.reason}
+            row |= {"revision": channel.in_force, "text": event.text, "reason": event.reason}
+            channel.updates[event.seq] = row
         case ev.RevisionAccepted():
             row = channel.updates[event.seq]
             row["revision"], row["affects"] = event.n, list(event.affects)
+            channel.in_force = event.n
+            for child in [c for c, scope in channel.working.items() if _covers(event.affects, scope)]:
+                del channel.working[child]
             channel.by_revision[event.n] = row
         case ev.RunHeld() | ev.RunReleased():
             latest = next(reversed(channel.updates.values()), None)
             if latest is not None:
-                latest["held" if isinstance(event, ev.RunHeld) else "released"] = list(event.scopes)
+                how = "held" if isinstance(event, ev.RunHeld) else "released"
+                latest[how] = list(event.scopes)
+                _tell_working(channel, latest, how, n, event)
         case ev.RunCancelled():
             channel.updates[event.seq]["cancels"] = True
         case ev.ScopeOpened():
@@ -221,18 +235,40 @@ def _read_children(channel: _Channel, n: int, event: ev.Event) -> None:
         case ev.ChildPlanned():
             channel.children[event.child] = (event.scope, event.revision)
         case ev.ChildClaimed(answer=Claim.CLAIMED):
-            _, revision = channel.children[event.child]
+            scope, revision = channel.children[event.child]
+            channel.working[event.child] = scope
             _acknowledge(channel.by_revision[revision], event.child, "claimed its task", n, event)
         case ev.StopRequested() if event.child not in channel.told_by:
             scope, _ = channel.children[event.child]
             update = channel.responsible(scope)
             if update is not None:
                 channel.told_by[event.child] = update
-                update["told"].append({"child": event.child, "scope": scope, "position": n, "at": event.at})
+                update["told"].append(_told(event.child, scope, "asked to stop", n, event))
+        case ev.EffectRefused(reason=Verdict.HELD) if "held" in channel.steered.get(event.child, {}):
+            _acknowledge(channel.steered.pop(event.child), event.child, "was answered `held` and waits", n, event)
+        case ev.EffectAdmitted() if "released" in channel.steered.get(event.child, {}):
+            _acknowledge(channel.steered.pop(event.child), event.child, "acts again", n, event)
         case ev.ChildSeen() if event.state in TERMINAL_TASKS and event.child not in channel.ended:
             channel.ended.add(event.child)
+            channel.working.pop(event.child, None)
             if event.child in channel.told_by:
                 _acknowledge(channel.told_by[event.child], event.child, f"seen {event.state.value}", n, event)
+
+
+def _covers(scopes: Iterable[str], scope: str) -> bool:
+    return any(scope == name or scope.startswith(name + "/") for name in scopes)
+
+
+def _told(child: str, scope: str, how: str, n: int, event: ev.Event) -> dict[str, Any]:
+    return {"child": child, "scope": scope, "how": how, "position": n, "at": event.at}
+
+
+def _tell_working(channel: _Channel, update: dict[str, Any], how: str, n: int, event: ev.RunHeld | ev.RunReleased) -> None:
+    """The children that work behind the gates which were held or released."""
+    for child, scope in channel.working.items():
+        if _covers(event.scopes, scope):
+            update["told"].append(_told(child, scope, how, n, event))
+            channel.steered[child] = update
 
 
 def _acknowledge(update: dict[str, Any], child: str, how: str, n: int, event: ev.Event) -> None:

@@ -5,7 +5,6 @@ Knows the JSON of a brief and of the launching metadata. Does not know A2A's typ
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -13,12 +12,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from admission.wire import EXTENSION, Stamp, read_stamp, whole
+from admission.wire import EXTENSION, Stamp, blot, read_stamp, whole
 
 ACTIONS_MAX = 10_000
-#: Beyond this a float no longer names one whole number.
-#: What a signed grant looks like: a body and a sha256 mac, both base64url.
-_GRANT = re.compile(r"[A-Za-z0-9_-]{40,}\.[A-Za-z0-9_-]{43}")
 
 
 class BadLaunch(Exception):
@@ -77,15 +73,6 @@ class Launch:
     def without_grant(self, text: str) -> str:
         """A text with every piece of the grant blotted out."""
         return blot(text, self.grant)
-
-
-def blot(text: str, grant: str = "") -> str:
-    """Replace a grant, either half of it, and all that looks like one, by a sign that says what stood there."""
-    text = _GRANT.sub("[grant]", text)
-    for piece in (grant, *grant.split(".")):
-        if len(piece) >= 8:
-            text = text.replace(piece, "[grant]")
-    return text
 
 
 def read_launch(metadata: Mapping[str, Any], brief: Any) -> Launch:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import uvicorn
 
+from admission.wire import blot
 from workers.agent import Limits, make_app, make_card
-from workers.brief import blot
 from workers.work import AgentFunction
 
 GRACE_S = 3

@@ -51,6 +51,7 @@ if index ~= '' and (events == 0 or index ~= head[3]) then
 elseif index == '' and events > 0 and head[3] ~= '' then
   redis.call('ZADD', KEYS[7], 0, ARGV[2])
 end
+if events == 0 and index ~= '' then redis.call('HSET', KEYS[2], 'i', index) end
 if events == 0 then return {'committed', version, control, now, missed} end
 for i = 9, #KEYS do redis.call('SET', KEYS[i], ARGV[7 + i]) end
 version, control = version + events, control + ARGV[8]

@@ -11,7 +11,8 @@ from admission import events as ev
 from admission.desk import Desk
 from admission.memory import MemoryStore
 from admission.run_machine import RUN_MACHINE
-from admission.vocabulary import Basis, ChildMode, Finding, Method, TryOutcome, partition_of, run_id_for
+from admission.storage import Commit, Compare, Reply
+from admission.vocabulary import Basis, ChildMode, Finding, Method, TryOutcome, Verdict, partition_of, run_id_for
 from orchestrator.conductor import Conductor
 from orchestrator.courier import Courier
 from tests.contract.test_run_snapshots import FACTS
@@ -19,6 +20,11 @@ from tests.contract.test_run_snapshots import FACTS
 pytestmark = pytest.mark.anyio
 
 RUN = run_id_for("tests", "conductor")
+#: An event of somebody else's that every copy has yet to see.
+NOISE = ev.encode(ev.EffectRefused(
+    at=1, child="c", scope="a", revision=1, in_force=1, slot="n#1", service="s", operation="o", target="t",
+    input_ref="i", reason=Verdict.HELD,
+))  # fmt: skip
 WAIT_S = 10.0
 
 
@@ -71,6 +77,33 @@ async def test_an_alarm_that_a_gateway_raised_from_an_old_copy_reaches_the_list_
                 while [run for run, _ in await store.attention()] != [RUN]:  # noqa: ASYNC110
                     await anyio.sleep(0.02)
             tasks.cancel_scope.cancel()
+
+
+async def test_looking_at_a_run_that_never_stands_still_takes_one_question() -> None:
+    """An API that looks before it redirects must not wait for a gap between other processes' effects."""
+    store = MemoryStore(now_ms=lambda: 1_000)
+    async with desk_of(store) as own, desk_of(store) as others:
+        await admitted(others)
+        await own.current(RUN)
+        commits = 0
+        real = store.commit
+
+        async def overtaken(commit: Commit) -> Reply:
+            nonlocal commits
+            if commit.id.startswith(f"{own_names}-"):
+                commits += 1
+                await real(Commit(f"{RUN}", f"w{commits}", (NOISE,), 0, Compare.NONE, 0, 0))
+            return await real(commit)
+
+        own_names = str(own._new_id()).split("-")[0]
+        store.commit = overtaken  # type: ignore[method-assign]
+        with anyio.fail_after(WAIT_S):
+            state = await own.current(RUN)
+        assert (commits, state.version) == (1, await _version(store))
+
+
+async def _version(store: MemoryStore) -> int:
+    return (await store.head(RUN))[0]
 
 
 async def test_a_run_whose_timer_was_rung_is_not_rung_for_ever() -> None:

@@ -100,6 +100,7 @@ DOUBT = (TryOutcome.IN_DOUBT, Basis.NO_ANSWER)
         (reply(500, {"code": "oops"}), DOUBT, True),
         (reply(502), DOUBT, True),
         (reply(404), DOUBT, True),
+        (reply(200, raw=b'{"id": 1, "id": 2}'), DONE, False),
         (reply(200, raw=b"<html>"), DOUBT, True),
         (reply(200, raw=b"[1]"), DOUBT, True),
         (reply(200), DOUBT, True),
@@ -322,6 +323,48 @@ async def test_the_credential_travels_and_is_in_no_result() -> None:
         result = await send(service.url, secret=secret)
     assert service.arrivals[0].headers["authorization"] == "Bearer s3cr3t"
     assert "s3cr3t" not in repr(result)
+    assert result.observed == {"you_sent": "Bearer ***"}
+
+
+SLASHED = "tok/7+aB=="
+
+
+@pytest.mark.parametrize(
+    ("body", "observed"),
+    [
+        (rb'{"echo": "Bearer tok\/7+aB=="}', {"echo": "Bearer ***"}),
+        (rb'{"echo": ["\u0074ok/7\u002baB=\u003d", {"d": "x tok\/7+aB== y"}]}', {"echo": ["***", {"d": "x *** y"}]}),
+        (rb'{"tok\/7+aB==": 1}', {"***": 1}),
+    ],
+)  # fmt: skip
+async def test_an_echoed_credential_is_blotted_however_json_spells_it(body: bytes, observed: object) -> None:
+    secret = SecretReference("env:SHOP", Path(), {"SHOP": SLASHED})
+    async with raw_service(answering(reply(422, raw=body))) as service:
+        result = await send(service.url, secret=secret)
+    assert named(result) == REFUSED
+    assert result.observed == observed
+
+
+async def test_what_a_service_says_of_a_key_is_blotted_too() -> None:
+    secret = SecretReference("env:SHOP", Path(), {"SHOP": SLASHED})
+    answer = reply(200, raw=rb'{"state": "executed", "receipt": {"by": "tok\/7+aB=="}}')
+    async with raw_service(answering(answer)) as service, Dispatcher() as dispatcher:
+        asked = await dispatcher.ask(service_at(service.url, secret), KEYED, Method.LOOKUP, key="rg-1", target="bob")
+    assert (asked.found, asked.observed) == (Found.EXECUTED, {"by": "***"})
+
+
+@pytest.mark.parametrize("then", ["another-1", None])
+async def test_a_credential_that_is_changed_before_the_answer_is_still_blotted(then: str | None) -> None:
+    kept = {"SHOP": "s3cr3t"}
+
+    async def change_and_echo(stream: SocketStream, arrival: Arrival) -> bool:
+        kept.clear()
+        kept.update({"SHOP": then} if then else {})
+        await stream.send(reply(422, {"you_sent": arrival.headers["authorization"]}))
+        return True
+
+    async with raw_service(change_and_echo) as service:
+        result = await send(service.url, secret=SecretReference("env:SHOP", Path(), kept))
     assert result.observed == {"you_sent": "Bearer ***"}
 
 

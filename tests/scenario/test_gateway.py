@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -23,14 +24,17 @@ from admission.client import (
 from admission.commands import Cancel, Pause, Resume, Revise
 from admission.events import encode
 from admission.vocabulary import AttemptState, Basis, Blocks, Claim, GateState, TryOutcome, UpdateKind, Verdict
+from admission.wire import Grant, sign_grant
 from tests.contract.raw_service import Arrival, raw_service, reply, until
 from tests.scenario.gateway_stage import (
     CREDENTIAL,
     DELIVERED,
+    KEY,
     ORDER,
     ORDER_TOO,
     OTHER_KEY,
     RUN,
+    SCOPE,
     TASK,
     gateway_stage,
     goal,
@@ -388,6 +392,17 @@ async def test_grants_that_open_nothing(tmp_path: Path) -> None:
             assert (await cancel(client)).verdict is Verdict.NOT_CURRENT
 
 
+async def test_a_grant_for_a_run_of_another_store_opens_nothing(tmp_path: Path) -> None:
+    async with gateway_stage("http://127.0.0.1:9", tmp_path) as (stage, client):
+        elsewhere = sign_grant(Grant("run-elsewhere", SCOPE, stage.child, 1, stage.desk.now_ms() + 60_000), KEY)
+        async with GateClient(stage.url, elsewhere) as foreign:
+            for ask in (lambda: cancel(foreign), lambda: foreign.claim(TASK), foreign.gate):
+                with pytest.raises(GrantRefused, match="'run-elsewhere', which this store does not hold") as caught:
+                    await ask()
+                assert caught.value.status == 401
+        assert (await client.gate()).current
+
+
 async def test_requests_that_cannot_be_understood(tmp_path: Path) -> None:
     good = {"task": TASK, "service": "shop", "action": ACTION, "arguments": {"order_id": ORDER, "reason": "x"}}
     async with gateway_stage("http://127.0.0.1:9", tmp_path) as (stage, client):
@@ -409,6 +424,8 @@ async def test_requests_that_cannot_be_understood(tmp_path: Path) -> None:
             (b"[" * 60_000, 422),
             (b'{"task": "\\ud800"}', 422),
             (b"x" * 80_000, 413),
+            (json.dumps(good).encode().replace(b"{", b'{"task": "another", ', 1), 422),
+            (json.dumps(good).encode().replace(b'"reason"', b'"reason": "y", "reason"'), 422),
             ({**good, "extra": 1}, 422),
             ({**good, "task": ""}, 422),
             ({**good, "arguments": []}, 422),

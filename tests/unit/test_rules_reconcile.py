@@ -20,6 +20,7 @@ from admission.vocabulary import (
     TryOutcome,
     Verdict,
 )
+from orchestrator.reconcile import Evidence, conclude
 from tests.unit.rules_stage import Stage, facts, goal
 
 A = AttemptState
@@ -200,6 +201,36 @@ def test_an_operators_no_that_turns_out_wrong_is_an_alarm() -> None:
     stage.ok(_resolve(attempt.id, happened=False))
     stage.record(attempt, OK)
     assert stage.attempt(attempt).contradicted
+
+
+@pytest.mark.parametrize(
+    ("contract_class", "method", "basis"),
+    [
+        (ContractClass.VOID, Method.VOID, Basis.VOIDED),
+        (ContractClass.VOID, Method.LOOKUP, Basis.SERVICE_REFUSED),
+        (ContractClass.NOT_AFTER, Method.LOOKUP, Basis.NOT_AFTER_PASSED),
+    ],
+)
+def test_a_service_that_may_have_forgotten_the_key_proves_nothing_by_not_knowing_it(
+    contract_class: ContractClass, method: Method, basis: Basis
+) -> None:
+    """After an outage longer than the key's retention, "voided" and "not found" are said of what was executed too."""
+    for late, conclusive in ((False, True), (True, False)):
+        stage = Stage(goal("a"))
+        contract = facts(contract_class, not_after_max_age_ms=5_000)
+        attempt = stage.sent(stage.running("a"), contract=contract)
+        stage.now += contract.retention_ms if late else 10_000
+        started = stage.question(attempt, method)
+        told = {"started": started, "clock_before_ms": stage.now + 10**9}
+        assert stage.classify(attempt, Finding.NOT_EXECUTED, basis, **told).accepted is conclusive
+        evidence = Evidence(
+            found={Basis.VOIDED: "voided", Basis.SERVICE_REFUSED: "refused"}.get(basis, "not_found"),
+            clock_before_ms=stage.now + 10**9,
+        )
+        if late:
+            known = conclude(contract, stage.attempt(attempt), evidence, stage.now + 10**9)
+            assert known is not None
+            assert known.finding is Finding.UNKNOWN
 
 
 @pytest.mark.parametrize("missing", ["by", "reason", "evidence"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from admission.contracts import ContractError
-from admission.services import Service, ServiceError, load_services
+from admission.services import Service, ServiceError, blot_credential, load_services
 
 CONTRACT = """\
 service: shop
@@ -61,6 +61,19 @@ def test_no_repr_shows_a_secret(tmp_path: Path) -> None:
 def test_a_scheme_of_ones_own_is_kept(tmp_path: Path) -> None:
     table = {"url": URL, "contract": "shop.yaml", "credential": "env:SHOP"}
     assert load(tmp_path, table, {"SHOP": "Basic abc"}).credential_headers() == {"Authorization": "Basic abc"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "said", "kept"),
+    [
+        ({}, {"a": "Bearer x"}, {"a": "Bearer x"}),
+        ({"authorization": "Basic abc"}, {"a": "abc", "b": "Basic abc"}, {"a": "***", "b": "Basic ***"}),
+        ({"X-Key": "two words"}, {"a": "two words", "b": "two"}, {"a": "***", "b": "two"}),
+        ({"X-Key": "1"}, {"a": 1, "b": 10, "c": True, "d": None}, {"a": "***", "b": 10, "c": True, "d": None}),
+    ],
+)  # fmt: skip
+def test_what_was_sent_is_blotted_and_nothing_else(sent: dict[str, str], said: object, kept: object) -> None:
+    assert blot_credential(said, sent) == kept
 
 
 def test_a_secret_that_everybody_can_read_is_warned_of(tmp_path: Path) -> None:
