@@ -104,8 +104,7 @@ class ClaimChild(Command, frozen=True, kw_only=True):
 class Admit(Command, frozen=True, kw_only=True):
     """A worker wants one effect. If admitted, the first try is granted in the same commit.
 
-    `identity` are the arguments that make it the same intent; `input_ref` is the sha256 of the frozen request;
-    `request_hash` is what a repeated ask for the same slot is compared with (it ignores generated arguments).
+    `slot` names the intent; `input_ref` is the sha256 of the frozen request; `refusal` is the contract's own "no".
     """
 
     child: str

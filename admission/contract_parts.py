@@ -184,6 +184,11 @@ def _wrong_names(o: OperationPart) -> Iterator[Complaint]:
             yield (where, "path"), f"the {where} path may use {{key}} and {{target}}, not {{{name}}}"
         if "key" in asked and o.idempotency is None:
             yield (where, "path"), f"the {where} path uses {{key}}, which is only sent with `idempotency`"
+    if o.lookup and "key" not in placeholders(o.lookup.path):
+        yield (
+            ("lookup", "path"),
+            "the lookup path must use {key}: what is found by target may be another effect's doing",
+        )
     if o.void and "key" not in placeholders(o.void.path):
         yield ("void", "path"), "the void path must use {key}: it is one request that is voided, not a target"
 

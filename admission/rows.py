@@ -34,7 +34,6 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     whole: msgspec.Raw
 
 
-_FIELDS = Attempt.__struct_fields__
 _encode = msgspec.msgpack.Encoder().encode
 _decode_whole = msgspec.msgpack.Decoder(Attempt).decode
 _decode_packed = msgspec.msgpack.Decoder(list[Packed]).decode

@@ -71,11 +71,14 @@ def finished_without_result(run: RunState, child: Child) -> bool:
         return False
     if child.state is C.LOST:
         return seen_to_end(child)  # one that acts past the gate may still be at it
+    if child.mode is ChildMode.AUTONOMOUS:
+        # What it did cannot be asked of the gate: another one would do it again, unless it never had a task.
+        return not child.task
     if child.task_state is not TaskState.COMPLETED:
         return True
     result = run.results.get(child.result)
-    if result is None or child.mode is ChildMode.AUTONOMOUS:
-        return False  # what it did cannot be asked of the gate: another one would do it again
+    if result is None:
+        return False
     if result.disposition is Disposition.ADOPTED:
         return run.adopted.get(child.scope) != result.id  # it was put aside: something it left open did not happen
     return result.disposition is Disposition.DROPPED

@@ -17,6 +17,7 @@ from admission.vocabulary import (
     Disposition,
     GateState,
     RunPhase,
+    TaskState,
     TryOutcome,
 )
 
@@ -156,14 +157,16 @@ def lost_but_acting(run: RunState) -> list[Child]:
 
 
 def unseen_results(run: RunState) -> list[Child]:
-    """Children of open scopes that act past the gate, completed, and left a result that a person has to look at."""
+    """Children of open scopes that act past the gate, are over, and left nothing that may be adopted unseen."""
     found = []
     for scope, gate in run.gates.items():
         child = run.children.get(run.current.get(scope, ""))
         if child is None or child.mode is not ChildMode.AUTONOMOUS or gate.cur != gate.target or run.scope_done(scope):
             continue
         result = run.results.get(child.result)
-        if child.revision == gate.cur and result is not None and result.disposition is Disposition.DROPPED:
+        dropped = result is not None and result.disposition is Disposition.DROPPED
+        failed = seen_to_end(child) and bool(child.task) and child.task_state is not TaskState.COMPLETED
+        if child.revision == gate.cur and (dropped or failed):
             found.append(child)
     return found
 
@@ -209,7 +212,7 @@ def waiting(run: RunState) -> list[Waiting]:
         words = "it acts past the gate and was not seen to end"
         found.append(Waiting("child", child.id, child.scope, child.revision, since, words))
     for child in unseen_results(run):
-        words = "it acted past the gate and its result does not say which revision it answers: look at it first"
+        words = "it acted past the gate: only a person can tell what its end means; then redirect or cancel"
         found.append(Waiting("result", child.id, child.scope, child.revision, child.ended_at, words))
     return found + waiting_scopes(run)
 

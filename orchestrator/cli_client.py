@@ -133,7 +133,7 @@ def unavailable(where: Where, detail: str) -> CommandFailed:
     """Nobody answers: says so, and how to start somebody; where `regate dev` runs, that it is the one to look at."""
     if where.url is None and is_supervised(where.directory):
         logs = where.directory / "logs"
-        words = f"{detail}; it is being started again by the `regate dev` of this directory: try again, or look in {logs}"
+        words = f"{detail}; it is being started again by this directory's `regate dev`: try again, or look in {logs}"
         return CommandFailed(Exit.UNAVAILABLE, words)
     return CommandFailed(Exit.UNAVAILABLE, f"{detail}; {how_to_start(where.directory)}, or name another with --url")
 
@@ -275,8 +275,8 @@ class Api:
         words = problem_words(problem, status)
         if problem.get("code") == UNAUTHORIZED:
             words = (
-                f"the token does not open {self.endpoint.url}: give the one in endpoint.json of its data directory with "
-                "--token or REGATE_TOKEN"
+                f"the token does not open {self.endpoint.url}: give the one in its data directory's endpoint.json "
+                "with --token or REGATE_TOKEN"
             )
         elif status in (502, 503, 504):
             words += f"{_resend_hint(body)}; look at `regate doctor`; if the store is gone, "

@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from admission.vocabulary import TERMINAL_PHASES, RunPhase
 from orchestrator.cli_client import new_request_id, next_cursor, part, rows_in
 from orchestrator.cli_output import CommandFailed, Exit, Output
+from orchestrator.cli_records import attention_table, control_lines, log_lines
 from orchestrator.cli_session import (
     LastOption,
     ReasonOption,
@@ -25,14 +26,7 @@ from orchestrator.cli_session import (
     as_object,
     with_api,
 )
-from orchestrator.cli_tables import (
-    attention_table,
-    change_line,
-    control_lines,
-    effect_report,
-    effects_table,
-    log_lines,
-)
+from orchestrator.cli_tables import change_line, effect_report, effects_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -63,7 +57,8 @@ def list_effects(
     if name is None and not last:
         if not unknown:
             raise CommandFailed(Exit.USAGE, "of which run? Give its id or --last; --unknown alone is for all runs")
-        runs = [str(row["run"]) for row in rows_in(session.api.get("/v1/attention"), "items") if row.get("kind") == "effect"]
+        waiting = rows_in(session.api.get("/v1/attention"), "items")
+        runs = [str(row["run"]) for row in waiting if row.get("kind") == "effect" and row.get("run")]
     else:
         runs = [session.run_id(name, last)]
     rows: list[dict[str, Any]] = []

@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli_output import CommandFailed, Exit, Screen
+from orchestrator.cli_records import doctor_report
 from orchestrator.cli_session import Session
-from orchestrator.cli_tables import doctor_report
 
 TEMPLATES = ("regate.toml", "services/shop.yaml", "goal.yaml", "change.yaml")
 

@@ -46,7 +46,7 @@ WaitOption = Annotated[
     bool,
     typer.Option(
         "--wait",
-        help="Show how it goes until it ends or needs a person. Ctrl-C only ends the watching: the run goes on, exit 0.",
+        help="Show how it goes until it ends or needs a person. Ctrl-C ends the watching only: exit 0, and it goes on.",
     ),
 ]
 FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="YAML or JSON file with the goal.")]

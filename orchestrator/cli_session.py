@@ -33,8 +33,9 @@ UrlOption = Annotated[str | None, typer.Option(help="Address of the API. Else RE
 TokenOption = Annotated[str | None, typer.Option(help="What opens it. Else REGATE_TOKEN, or the data directory's.")]
 DataOption = Annotated[
     Path | None,
-    typer.Option(help="Data directory; if nobody serves it, it is served for this command. Else REGATE_DATA or ./regate-data, "
-        "where a server has to be running."),
+    typer.Option(
+        help="Data directory; served for this command if nobody does. Else REGATE_DATA's or ./regate-data's server."
+    ),
 ]
 RunArgument = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="The run's id, or a unique beginning of it.", show_default=False)

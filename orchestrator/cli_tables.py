@@ -1,4 +1,4 @@
-"""Runs, effects and logs as tables and lines for people.
+"""Runs and effects as tables and lines for people.
 
 Knows the fields of the API's rows and which of them a person wants to see first. Decides nothing, asks nobody: what is
 shown is what the API said, and a field that is missing is left out.
@@ -24,8 +24,6 @@ _STYLES: Mapping[str, str] = {
     "unreachable": "red", "stop_refused": "red",
     "superseded": "dim", "skipped": "dim", "revoked": "dim", "cancelled": "dim", "sealed": "dim", "dropped": "dim",
 }  # fmt: skip
-#: Fields of a log entry that stand in columns of their own.
-_ENTRY_FIELDS = frozenset({"n", "at", "at_ms", "type", "by", "commit", "event"})
 
 
 def _state(row: dict[str, Any], name: str = "state") -> Text:
@@ -33,11 +31,13 @@ def _state(row: dict[str, Any], name: str = "state") -> Text:
     return literal(words.replace("_", " "), _STYLES.get(words, ""))
 
 
-def _rows(value: object) -> list[dict[str, Any]]:
+def rows_of(value: object) -> list[dict[str, Any]]:
+    """The objects of a list, none where there is no list."""
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
-def _object(value: object) -> dict[str, Any]:
+def object_of(value: object) -> dict[str, Any]:
+    """The object, empty where there is none."""
     return value if isinstance(value, dict) else {}
 
 
@@ -48,12 +48,12 @@ def state_of(view: dict[str, Any]) -> str:
 
 def revision_of(view: dict[str, Any]) -> int | None:
     """The revision in force."""
-    found = _object(view.get("revision")).get("in_force")
+    found = object_of(view.get("revision")).get("in_force")
     return found if isinstance(found, int) else None
 
 
 def _counts(row: dict[str, Any]) -> str:
-    counts = _object(row.get("effect_counts"))
+    counts = object_of(row.get("effect_counts"))
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
@@ -85,30 +85,32 @@ def run_report(view: dict[str, Any]) -> Iterator[RenderableType]:
             ("started", clock_time(view.get("started_at"))),
             ("follows", view.get("follows")),
             ("effects", _counts(view)),
-            ("budget", _budget(_object(view.get("budget")))),
+            ("budget", _budget(object_of(view.get("budget")))),
         ]
     )
-    yield from _section("revisions", [_revision_line(row) for row in _rows(view.get("revisions"))])
-    scopes = [{"scope": name, **_object(row)} for name, row in _object(view.get("scopes")).items()]
-    yield from _section("branches", [table(scopes, _SCOPE_COLUMNS)] if scopes else [])
-    children = _rows(view.get("children"))
-    yield from _section("children", [table(children, _CHILD_COLUMNS)] if children else [])
-    refusals = _rows(view.get("refusals"))
-    yield from _section("refused at the gate", [table(refusals, _REFUSAL_COLUMNS)] if refusals else [])
-    failed = [_failed_line(row) for row in _rows(view.get("effects")) if row.get("outcome") == "failed"]
-    yield from _section("failed: the service said no, and nothing happened", failed)
-    dropped = [row for row in _rows(view.get("results")) if row.get("disposition") not in (None, "adopted")]
-    yield from _section("results kept as evidence only", [table(dropped, _RESULT_COLUMNS)] if dropped else [])
-    yield from _section("unresolved", [_unresolved_line(row) for row in _rows(view.get("unresolved"))])
-    alarms = [f"{row.get('attempt')}: {row.get('detail')}" for row in _rows(view.get("alarms"))]
-    yield from _section("evidence against what was recorded", [literal(f"  {alarm}", "bold red") for alarm in alarms])
+    yield from section("revisions", [_revision_line(row) for row in rows_of(view.get("revisions"))])
+    scopes = [{"scope": name, **object_of(row)} for name, row in object_of(view.get("scopes")).items()]
+    yield from section("branches", [table(scopes, _SCOPE_COLUMNS)] if scopes else [])
+    children = rows_of(view.get("children"))
+    yield from section("children", [table(children, _CHILD_COLUMNS)] if children else [])
+    refusals = rows_of(view.get("refusals"))
+    yield from section("refused at the gate", [table(refusals, _REFUSAL_COLUMNS)] if refusals else [])
+    failed = [_failed_line(row) for row in rows_of(view.get("effects")) if row.get("outcome") == "failed"]
+    yield from section("failed: the service said no, and nothing happened", failed)
+    dropped = [row for row in rows_of(view.get("results")) if row.get("disposition") not in (None, "adopted")]
+    yield from section("results kept as evidence only", [table(dropped, _RESULT_COLUMNS)] if dropped else [])
+    yield from section("unresolved", [_unresolved_line(row) for row in rows_of(view.get("unresolved"))])
+    alarms = [f"{row.get('attempt')}: {row.get('detail')}" for row in rows_of(view.get("alarms"))]
+    yield from section("evidence against what was recorded", [literal(f"  {alarm}", "bold red") for alarm in alarms])
 
 
 def _state_words(view: dict[str, Any]) -> Text:
     """The state; that effects failed on the way is part of it, since an end alone says nothing of them."""
-    failed = _object(view.get("effect_counts")).get("failed")
+    failed = object_of(view.get("effect_counts")).get("failed")
     words = _state(view)
-    return words.append_text(literal(f", {failed} effect{'s' if failed != 1 else ''} failed", "red")) if failed else words
+    return (
+        words.append_text(literal(f", {failed} effect{'s' if failed != 1 else ''} failed", "red")) if failed else words
+    )
 
 
 def _failed_line(row: dict[str, Any]) -> Text:
@@ -120,12 +122,15 @@ def _failed_line(row: dict[str, Any]) -> Text:
 def _said(row: dict[str, Any]) -> str:
     """What the service answered, and what was made of it."""
     observed = row.get("observed_result")
-    last = next((str(t["detail"]) for t in reversed(_rows(row.get("tries"))) if t.get("detail")), "")
+    last = next((str(t["detail"]) for t in reversed(rows_of(row.get("tries"))) if t.get("detail")), "")
     said = cell(observed).plain if observed else ""
-    return "; ".join(dict.fromkeys(part for part in (last, said, str(row.get("why") or "")) if part)) or "no reason given"
+    return (
+        "; ".join(dict.fromkeys(part for part in (last, said, str(row.get("why") or "")) if part)) or "no reason given"
+    )
 
 
-def _section(title: str, parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
+def section(title: str, parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
+    """Parts under a heading, nothing where there are none."""
     if parts:
         yield Text("")
         yield literal(title, "bold")
@@ -145,7 +150,7 @@ def _revision_line(row: dict[str, Any]) -> RenderableType:
     lines: list[RenderableType] = [head]
     first = row.get("n") == 1
     for title in ("changed", "kept"):
-        names = _named(_object(row.get(title)))
+        names = _named(object_of(row.get(title)))
         if names and not first:
             lines.append(literal(f"      {title}: {names}"))
     if row.get("reason"):
@@ -219,9 +224,9 @@ def change_line(answer: dict[str, Any], name: str) -> str:
 
 def change_report(answer: dict[str, Any]) -> Iterator[RenderableType]:
     """After a revision: what it changed, what it kept, what had been finished before, and what is still open."""
-    view = _object(answer.get("run"))
-    newest = next((row for row in _rows(view.get("revisions")) if row.get("n") == answer.get("in_force")), {})
-    effects = _rows(view.get("effects"))
+    view = object_of(answer.get("run"))
+    newest = next((row for row in rows_of(view.get("revisions")) if row.get("n") == answer.get("in_force")), {})
+    effects = rows_of(view.get("effects"))
     earlier = [row for row in effects if row.get("revision") != newest.get("n")]
     done = [_effect_words(row) for row in earlier if row.get("outcome") == "succeeded"]
     still = [_effect_words(row) for row in earlier if row.get("outcome") in _OPEN]
@@ -239,7 +244,7 @@ _OPEN = ("admitted", "sending", "unknown")
 
 
 def _named_lines(named: object) -> list[str]:
-    return [f"{kind}: {', '.join(map(str, names))}" for kind, names in _object(named).items() if names]
+    return [f"{kind}: {', '.join(map(str, names))}" for kind, names in object_of(named).items() if names]
 
 
 def _effect_words(row: dict[str, Any]) -> str:
@@ -254,9 +259,9 @@ def waiting_words(view: dict[str, Any]) -> str:
     effects = _counts(view)
     words += f"; effects: {effects}" if effects else ""
     waits = [
-        f"{name} waits for {', '.join(map(str, _object(row)['waits_for']))}"
-        for name, row in _object(view.get("scopes")).items()
-        if _object(row).get("waits_for")
+        f"{name} waits for {', '.join(map(str, object_of(row)['waits_for']))}"
+        for name, row in object_of(view.get("scopes")).items()
+        if object_of(row).get("waits_for")
     ]
     return "; ".join([words, *waits])
 
@@ -279,7 +284,7 @@ _EFFECT_COLUMNS = (
     Column("target", "target"),
     Column("outcome", lambda row: _state(row, "outcome"), whole=True),
     Column("basis", "basis"),
-    Column("tries", lambda row: len(_rows(row.get("tries"))) or None),
+    Column("tries", lambda row: len(rows_of(row.get("tries"))) or None),
     Column("observed result / why", _what_came_back),
     Column("input", lambda row: str(row.get("input_ref") or "")[:12], whole=True),
     Column("operation id", "operation_id", whole=True),
@@ -294,7 +299,7 @@ def effects_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def effect_report(row: dict[str, Any]) -> Iterator[RenderableType]:
     """Everything of one effect."""
-    contract = _object(row.get("contract"))
+    contract = object_of(row.get("contract"))
     yield pairs(
         [
             ("effect", row.get("attempt")),
@@ -319,8 +324,8 @@ def effect_report(row: dict[str, Any]) -> Iterator[RenderableType]:
             ("contradicted", "yes: evidence against the recorded outcome" if row.get("contradicted") else ""),
         ]
     )
-    tries = _rows(row.get("tries"))
-    yield from _section("tries", [table(tries, _TRY_COLUMNS)] if tries else [])
+    tries = rows_of(row.get("tries"))
+    yield from section("tries", [table(tries, _TRY_COLUMNS)] if tries else [])
 
 
 _TRY_COLUMNS = (
@@ -332,108 +337,3 @@ _TRY_COLUMNS = (
     Column("status", "status"),
     Column("detail", "detail"),
 )
-
-
-# --- attention, log, doctor ------------------------------------------------------------------------------------------
-
-
-def attention_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """One line for each thing that waits for a person, with the command that deals with it."""
-    return table(rows, _ATTENTION_COLUMNS)
-
-
-#: What waits, in words, by the API's `kind`.
-_WAITING: Mapping[str, str] = {
-    "effect": "unknown effect", "alarm": "contradicted effect", "child": "agent not seen to end",
-    "result": "result to be looked at", "budget": "budget overdrawn", "scope": "branch given up",
-    "need": "branch lacks an artifact",
-}  # fmt: skip
-_ATTENTION_COLUMNS = (
-    Column("since (UTC)", lambda row: clock_time(row.get("since")), whole=True),
-    Column("what", lambda row: _waiting_thing(row)),
-    Column("run", "run", whole=True),
-    Column("rev", "revision"),
-    Column("why", "why"),
-    Column("blocks", lambda row: _blocks(row)),
-    Column("command", "command"),
-)
-
-
-def _waiting_thing(row: dict[str, Any]) -> Text:
-    """`unknown effect RUN-e3: mail.send_message on x`; a branch is named once."""
-    kind = str(row.get("kind"))
-    words = literal(_WAITING.get(kind, kind), "bold red").append_text(literal(f" {row.get('id')}"))
-    more = str(row.get("what") or "")
-    return words.append_text(literal(f": {more}")) if more and more != f"scope {row.get('id')}" else words
-
-
-def _blocks(row: dict[str, Any]) -> str:
-    match row.get("blocks"):
-        case "scope":
-            return f"branch {row.get('scope')}"
-        case "slot":
-            return "this action alone"
-        case other:
-            return str(other or "")
-
-
-def log_lines(entries: Sequence[dict[str, Any]]) -> Group:
-    """One line for each entry of a log: position, time, what happened, and its fields."""
-    return Group(*(_log_line(entry) for entry in entries))
-
-
-def _log_line(entry: dict[str, Any]) -> Text:
-    event = _object(entry.get("event")) or entry
-    kind = str(event.get("type", ""))
-    line = literal(f"{entry.get('n', ''):>6}  {clock_time(event.get('at') or entry.get('at_ms'))}  ")
-    line.append_text(literal(f"{kind:<20}", "bold"))
-    fields = (f"{name}={cell(value).plain}" for name, value in event.items() if name not in _ENTRY_FIELDS)
-    by = f"  by {event['by']}" if event.get("by") else ""
-    return line.append_text(literal(f"  {' '.join(fields)}{by}"))
-
-
-def control_lines(updates: Sequence[dict[str, Any]]) -> Group:
-    """Every update in order, who was told and who acknowledged."""
-    return Group(*(line for update in updates for line in _control_lines(update)))
-
-
-def _control_lines(update: dict[str, Any]) -> Iterator[Text]:
-    revision = f"revision {update['revision']}" if update.get("revision") else ""
-    head = [str(update.get("seq", "")), clock_time(update.get("at")), str(update.get("kind", "")), revision]
-    by = f"by {update['by']}" if update.get("by") else ""
-    yield literal("  ".join(part for part in (*head, by, str(update.get("text") or "")) if part), "bold")
-    if update.get("reason"):
-        yield literal(f"     reason: {update['reason']}")
-    for title in ("affects", "held", "released"):
-        if update.get(title):
-            yield literal(f"     {title}: {', '.join(map(str, update[title]))}")
-    for row in _rows(update.get("told")):
-        yield literal(
-            f"     told: child {row.get('child')} ({row.get('scope')}) {row.get('how', 'asked to stop')} "
-            f"at {row.get('position')}"
-        )
-    for row in _rows(update.get("acknowledged")):
-        yield literal(f"     acknowledged: child {row.get('child')} {row.get('how')} at {row.get('position')}")
-    for row in _rows(update.get("opened")):
-        yield literal(
-            f"     opened: {row.get('scope')} from checkpoint {row.get('checkpoint')} at {row.get('position')}"
-        )
-
-
-def doctor_report(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """What an installation says of itself, part by part."""
-    plain = [(name, value) for name, value in report.items() if not isinstance(value, (dict, list))]
-    yield pairs(plain)
-    for name, value in report.items():
-        if isinstance(value, dict) and value:
-            yield from _section(name, [pairs((f"  {key}", inner) for key, inner in value.items())])
-        elif isinstance(value, list) and value:
-            yield from _section(name, [_listed(value)])
-
-
-def _listed(values: list[Any]) -> RenderableType:
-    rows = _rows(values)
-    if len(rows) < len(values):
-        return Group(*(literal(f"  {value}") for value in values))
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return table(rows, [Column(name, name) for name in names])

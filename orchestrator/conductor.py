@@ -31,6 +31,8 @@ log = logging.getLogger("regate.conductor")
 #: How long a lease lasts without renewal (ms), and how often it is renewed (seconds).
 LEASE_TTL_MS = 6_000
 LEASE_RENEW_S = 2.0
+#: Longest that letting go of the leases may take at the end (seconds).
+RELEASE_S = 2.0
 #: Resolution of local timers, and how often the store's timers are read for what local ones missed (seconds).
 TICK_S = 0.05
 SWEEP_S = 1.0
@@ -90,6 +92,22 @@ class Conductor:
 
     async def run(self) -> None:
         """Act until cancelled. Raises StoreBehind when acknowledged data is missing: then this process must stop."""
+        try:
+            await self._run()
+        finally:
+            with anyio.move_on_after(RELEASE_S, shield=True):
+                await self._release()
+
+    async def _release(self) -> None:
+        """Let go of what we lead, so that another replica need not wait for the leases to run out."""
+        for partition in list(self._epochs):
+            try:
+                await self._store.release(partition, self._instance, self._incarnation)
+            except StoreUnavailable:
+                return
+        self._epochs.clear()
+
+    async def _run(self) -> None:
         async with self._acts, anyio.create_task_group() as tasks:
             self._tasks = tasks
             try:

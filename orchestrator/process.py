@@ -26,10 +26,11 @@ from admission.run_machine import RUN_MACHINE
 from admission.state import FOLD_VERSION
 from admission.storage import StoreBehind
 from admission.wire import internal_token
-from orchestrator.endpoint import endpoint_token, forget_endpoint, write_endpoint
+from orchestrator.endpoint import endpoint_token, forget_endpoint, living_endpoint, write_endpoint
 from orchestrator.serving import bind, http_server
 from orchestrator.settings import Listen, Settings, SettingsError, grant_keys
 from orchestrator.store_access import Opened, instance_slot, opened_store, shown
+from orchestrator.store_settings import read_store_settings
 
 if TYPE_CHECKING:
     from admission.flights import Flights
@@ -180,11 +181,12 @@ async def _api(process: _Process) -> AsyncIterator[str]:
     )  # fmt: skip
     bound, url = _bind(settings.api, "api")
     async with http_server(app, bound, settings.api):
+        earlier = living_endpoint(settings.data_dir)
         write_endpoint(settings.data_dir, url=url, token=token, gateway=process.gateway_url, pid=os.getpid())
         try:
             yield url
         finally:
-            forget_endpoint(settings.data_dir, pid=os.getpid())
+            forget_endpoint(settings.data_dir, pid=os.getpid(), earlier=earlier)
 
 
 def _bind(listen: Listen, name: str) -> tuple[socket.socket, str]:

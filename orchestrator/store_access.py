@@ -27,6 +27,8 @@ from admission.store import RedisStore, make_client
 from orchestrator.settings import Settings
 
 USERS_LOCK = "users.lock"
+#: Which external store a data directory was used with.
+STORE_IDENTITY = "store.identity"
 STORE_PID = "store.pid"
 CONNECT_TIMEOUT_S = 10.0
 log = logging.getLogger("regate.store")
@@ -53,6 +55,7 @@ async def opened_store(settings: Settings, *, new_id: Callable[[], str]) -> Asyn
         warnings = await _judged(settings, settings.store_url)
         store = await RedisStore.open(settings.store_url, new_id=new_id, partitions=settings.partitions)
         try:
+            _same_store(settings.data_dir, settings.store_url, (await store.meta()).identity)
             yield Opened(store, settings.store_url, None, warnings)
         finally:
             with anyio.CancelScope(shield=True):
@@ -68,6 +71,22 @@ async def opened_store(settings: Settings, *, new_id: Callable[[], str]) -> Asyn
         finally:
             with anyio.CancelScope(shield=True):
                 await store.aclose()
+
+
+def _same_store(data_dir: Path, url: str, identity: str) -> None:
+    """Refuse a store that is not the one this directory was used with: it was emptied, or another stands there now.
+
+    The identity is written at a store's first start and lost with its content. Raises StoreRefused.
+    """
+    path = data_dir / STORE_IDENTITY
+    known = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+    if known and known != identity:
+        raise StoreRefused(
+            f"the store at {shown(url)} is not the one that {data_dir} was used with: it was emptied, or is another. "
+            f"Restore it; or, if it is meant to be new, remove {path} and start again"
+        )
+    if not known:
+        path.write_text(f"{identity}\n", encoding="utf-8")
 
 
 def data_directory_ready(data_dir: Path) -> None:

@@ -263,7 +263,9 @@ def _told(child: str, scope: str, how: str, n: int, event: ev.Event) -> dict[str
     return {"child": child, "scope": scope, "how": how, "position": n, "at": event.at}
 
 
-def _tell_working(channel: _Channel, update: dict[str, Any], how: str, n: int, event: ev.RunHeld | ev.RunReleased) -> None:
+def _tell_working(
+    channel: _Channel, update: dict[str, Any], how: str, n: int, event: ev.RunHeld | ev.RunReleased
+) -> None:
     """The children that work behind the gates which were held or released."""
     for child, scope in channel.working.items():
         if _covers(event.scopes, scope):

@@ -57,6 +57,7 @@ class Output(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+    JSONL = "jsonl"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ def retail(
     seed: Annotated[int, typer.Option(min=0, help="What moments, extra writes and faults are drawn from.")] = 1,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="So many seeds, from --seed on.")] = 1,
     contract: Annotated[ContractKind, typer.Option(help="What the shops promise.")] = ContractKind.VOID,
-    output: Annotated[Output, typer.Option("--output", "-o", help="JSON is one object on stdout.")] = Output.TEXT,
+    output: Annotated[
+        Output, typer.Option("--output", "-o", help="json, jsonl: one object on one line of stdout.")
+    ] = Output.TEXT,
     concurrency: Annotated[int, typer.Option(min=1, max=200, help="Runs at the same time.")] = 10,
     keep: Annotated[Path | None, typer.Option(help="Keep logs, journals and data directories here.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Run just this task of the round. Repeatable.")] = None,
@@ -122,7 +125,7 @@ def retail(
 
 def _show(report: Report, output: Output) -> None:
     found = report.as_json()
-    if output is Output.JSON:
+    if output is not Output.TEXT:
         print(json.dumps(found, ensure_ascii=False))
     else:
         table = Table(*(name.replace("_", " ") for name in COLUMNS))

@@ -146,9 +146,14 @@ def test_a_bad_file_is_named_with_line_and_words(text: str, line: int, words: st
         (MINIMAL.replace("OPAQUE", "KEY"), 8, "class KEY rests on `idempotency`"),
         (MINIMAL + "\ntries_max: 2", 9, "class OPAQUE can be tried once, not 2 times"),
         (
-            MINIMAL.replace("OPAQUE", "LOOKUP") + '\nlookup: {path: "/t/{target}"}\ntries_max: 2',
-            10,
+            MINIMAL.replace("OPAQUE", "GW_ACK") + "\ntries_max: 2",
+            9,
             "without `idempotency` may execute twice",
+        ),
+        (
+            MINIMAL.replace("OPAQUE", "LOOKUP") + '\nlookup: {path: "/t/{target}"}',
+            9,
+            "the lookup path must use {key}",
         ),
         (MINIMAL.replace("OPAQUE", "LOOKUP") + '\nlookup: {path: "/keys/{key}"}', 9, "only sent with `idempotency`"),
         (MINIMAL + "\nidentity: [to]\ngenerated: [to]", 9, "`to` is generated anew by a model"),

@@ -309,7 +309,7 @@ def test_what_failed_too_often_ends_the_run_as_failed() -> None:
 def test_a_revision_is_not_thrown_away_for_the_failures_of_the_one_before() -> None:
     stage = Stage(goal("a", "b"))
     for _ in range(4):
-        stage.seen(stage.running("a", ChildMode.AUTONOMOUS), TaskState.FAILED)
+        stage.seen(stage.running("a"), TaskState.FAILED)
     lost = stage.running("b", ChildMode.AUTONOMOUS)
     stage.change("a", "b")
     stage.ok(cmd.DeclareLost(child=lost.id, detail="gone"))
