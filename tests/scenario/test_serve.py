@@ -195,6 +195,14 @@ async def test_a_volatile_store_is_refused_unless_it_is_allowed(
             report = (await process.http.get("/v1/doctor")).json()
             assert report["server"]["durable"] is False
             assert any("appendonly" in problem for problem in report["problems"])
+        client = make_client(url)
+        await client.flushall()
+        await client.aclose()
+        await client.connection_pool.aclose()
+        code, said = run(data, environment, ["--redis-url", url, "--allow-volatile"])
+        assert code == 1, "an emptied store is not what was promised to be kept"
+        assert "is not the one that" in said
+        assert "store.identity" in said
 
 
 @pytest.mark.parametrize(

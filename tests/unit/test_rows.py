@@ -12,8 +12,8 @@ COUNT = READ_ROWS_MAX + 50
 def attempt(no: int) -> Attempt:
     return Attempt(
         id=f"a{no}", no=no, scope="s", revision=1, child="c", slot=f"slot-{no}", generation=1, key="k", service="shop",
-        operation="buy", target=f"t{no}", contract="f", input_ref="0", cost=1, state=AttemptState.SUCCEEDED, position=no,
-        at=no, observed={"n": no}, settled=no,
+        operation="buy", target=f"t{no}", contract="f", input_ref="0", cost=1, state=AttemptState.SUCCEEDED,
+        position=no, at=no, observed={"n": no}, settled=no,
     )  # fmt: skip
 
 
