@@ -206,7 +206,7 @@ class RunState:
         Reads all attempts: for outcomes that were decided anew, and for intents that have another name.
         """
         slot = generation = conflict = target = None
-        for row in self.attempts.values():
+        for _, row in self.attempts.stored():  # packed ones hold all that is asked for here
             if row.slot == attempt.slot:
                 slot = row.id if row.stands else slot
                 if row.state is AttemptState.FAILED:

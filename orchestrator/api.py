@@ -80,8 +80,11 @@ def _add_problems(app: FastAPI, parts: ApiParts) -> None:
 
     @app.exception_handler(StoreUnavailable)
     async def unavailable(request: Request, error: StoreUnavailable) -> JSONResponse:
-        words = f"the store is not available ({error}); whether a change was made is not known: send it again "
-        return answer(Problem(503, "store-unavailable", words + "with the same request_id, that is safe"))
+        words = f"the store is not available ({error})"
+        if request.method == "GET":
+            return answer(Problem(503, "store-unavailable", f"{words}; look again when it is back"))
+        words += "; whether a change was made is not known: send it again with the same request_id, that is safe"
+        return answer(Problem(503, "store-unavailable", words))
 
     @app.exception_handler(StoreBehind)
     async def behind(request: Request, error: StoreBehind) -> JSONResponse:

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Query
 
 from admission import events as ev
 from admission.state import RunState
-from admission.storage import Entry
+from admission.storage import Entry, StoreUnavailable
 from admission.vocabulary import AttemptState, RunPhase
 from orchestrator.api_parts import ApiParts, resolve_attempt
 from orchestrator.directory import RunDirectory
@@ -137,6 +137,9 @@ class Reads:
         run, found = await resolve_attempt(self._parts, self._runs, attempt)
         row = await self._parts.desk.look(run, lambda state: effect_row(state, state.attempts[found]))
         row["request"] = _request(await self._parts.store.blob(run, row["input_ref"]))
+        if row["resolved_by"] and row["settled_at_position"]:
+            entries = await self._parts.store.read(run, row["settled_at_position"] - 1, 1)
+            row["evidence"] = next((json.loads(entry.data).get("evidence") for entry in entries), None)
         return row
 
     # -- parts of a run -----------------------------------------------------------------------------------------------
@@ -212,7 +215,15 @@ class Reads:
         return {"processes": read_processes(self._parts.data_dir)}
 
     async def doctor(self) -> dict[str, Any]:
-        """GET /v1/doctor: store, partitions, clock, versions."""
+        """GET /v1/doctor: store, its settings, partitions, clock, versions; a store that is away is a finding."""
+        told = await self._parts.doctor()
+        try:
+            return {**await self._store_health(), **told}
+        except StoreUnavailable as error:
+            words = f"the store does not answer ({error}): nothing is sent meanwhile; work goes on when it is back"
+            return {**told, "problems": [*told.get("problems", ()), words]}
+
+    async def _store_health(self) -> dict[str, Any]:
         store = self._parts.store
         meta = await store.meta()
         before_ms = self._parts.desk.now_ms()
@@ -225,7 +236,6 @@ class Reads:
             "store": {"identity": meta.identity, "format": meta.format, "partitions": meta.partitions},
             "partitions": partitions,
             "clock": {"store_ms": store_ms, "desk_ms": before_ms, "desk_behind_ms": store_ms - before_ms},
-            **await self._parts.doctor(),
         }
 
 

@@ -279,8 +279,8 @@ class Api:
                 "with --token or REGATE_TOKEN"
             )
         elif status in (502, 503, 504):
-            words += f"{_resend_hint(body)}; look at `regate doctor`; if the store is gone, "
-            words += how_to_start(self._where.directory)
+            words += f"{_resend_hint(body)}; `regate doctor` says how the store is; one of your own is yours to start, "
+            words += f"the embedded one is started again by its server, else {how_to_start(self._where.directory)}"
         code = Exit.USAGE if problem.get("code") == AMBIGUOUS else _EXITS.get(status, Exit.FAILED)
         return ApiRefused(code, words, problem)
 

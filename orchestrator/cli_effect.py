@@ -83,9 +83,8 @@ def resolve(
     session: Session,
     effect: EffectArgument,
     *,
-    happened: Annotated[
-        bool | None, typer.Option("--happened/--did-not-happen", help="What became of it.", show_default=False)
-    ] = None,
+    happened: Annotated[bool, typer.Option("--happened", help="It took effect.")] = False,
+    did_not_happen: Annotated[bool, typer.Option("--did-not-happen", help="It did not, and will not.")] = False,
     reason: ReasonOption = "",
     evidence: Annotated[str, typer.Option(help="What shows it: a reference, an entry, who was asked.")] = "",
     run: OfRunOption = None,
@@ -93,8 +92,8 @@ def resolve(
     request_id: RequestOption = None,
 ) -> None:
     """State what became of an unknown effect, and sign for it."""
-    if happened is None:
-        raise CommandFailed(Exit.USAGE, "did it happen? Say --happened or --did-not-happen")
+    if happened == did_not_happen:
+        raise CommandFailed(Exit.USAGE, "did it happen? Say --happened or --did-not-happen, one of them")
     missing = [flag for flag, given in (("--reason", reason), ("--evidence", evidence)) if not given.strip()]
     if missing:
         raise CommandFailed(Exit.USAGE, f"{' and '.join(missing)} must say how you know; both stay in the record")

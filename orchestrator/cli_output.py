@@ -15,13 +15,15 @@ from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
 from typing import IO, Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 #: Columns of a table that does not go to a terminal: wide enough that a filter sees each row on one line.
 PIPE_WIDTH_COLUMNS = 400
 CELL_CHARACTERS_MAX = 200
+#: A column that may be folded keeps so many columns of the screen, if it has as much to say.
+FOLDED_COLUMNS_MIN = 12
 
 # What a terminal obeys or reorders instead of showing: control signs but tab and newline, and directional marks.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -97,6 +99,8 @@ class Column:
     value: str | Callable[[dict[str, Any]], object]
     whole: bool = False
     style: str = ""
+    #: Columns with a rank are left out, the highest first, where the screen is too narrow for all.
+    rank: int = 0
 
     def of(self, row: dict[str, Any]) -> Text:
         """The cell of that row."""
@@ -104,14 +108,46 @@ class Column:
         return found if isinstance(found, Text) else cell(found, self.style)
 
 
-def table(rows: Iterable[dict[str, Any]], columns: Sequence[Column], *, title: str = "") -> Table:
+class Rows:
+    """Rows under headings, fitted to the screen that they come to: what must stay whole does, what has no room goes."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]], columns: Sequence[Column]) -> None:
+        self.columns = tuple(columns)
+        self.cells = [[column.of(row) for column in columns] for row in rows]
+
+    @property
+    def row_count(self) -> int:
+        """How many rows there are."""
+        return len(self.cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What rich draws."""
+        widths = [self._width(place) for place in range(len(self.columns))]
+        shown = list(range(len(self.columns)))
+        while sum(widths[place] + 1 for place in shown) > options.max_width + 1:
+            rank, place = max((self.columns[place].rank, place) for place in shown)
+            if not rank:
+                break
+            shown.remove(place)
+        drawn = Table(box=None, pad_edge=False)
+        for place in shown:
+            column = self.columns[place]
+            least = widths[place] if column.whole else None
+            drawn.add_column(column.title, no_wrap=column.whole, overflow="fold", header_style="bold", min_width=least)
+        for cells in self.cells:
+            drawn.add_row(*(cells[place] for place in shown))
+        yield drawn
+
+    def _width(self, place: int) -> int:
+        """What the column needs: all of it, or some words."""
+        title = self.columns[place].title
+        longest = max((cells[place].cell_len for cells in self.cells), default=0)
+        return max(len(title), longest if self.columns[place].whole else min(longest, FOLDED_COLUMNS_MIN))
+
+
+def table(rows: Iterable[dict[str, Any]], columns: Sequence[Column]) -> Rows:
     """Rows under headings, without a frame."""
-    drawn = Table(box=None, pad_edge=False, title=literal(title, "bold") if title else None, title_justify="left")
-    for column in columns:
-        drawn.add_column(column.title, no_wrap=column.whole, overflow="fold", header_style="bold")
-    for row in rows:
-        drawn.add_row(*(column.of(row) for column in columns))
-    return drawn
+    return Rows(rows, columns)
 
 
 def pairs(entries: Iterable[tuple[str, object]]) -> Table:
@@ -150,7 +186,7 @@ class Screen:
     def draw(self, *parts: RenderableType) -> None:
         """Tables, fitted to the width, and texts, which the terminal wraps: nothing may cut a line that is piped."""
         for part in parts:
-            self.out.print(part, soft_wrap=not isinstance(part, Table))
+            self.out.print(part, soft_wrap=not isinstance(part, (Table, Rows)))
 
     def show(self, value: Any, draw: Callable[[], Iterable[RenderableType]]) -> None:
         """One value: as JSON (one line for jsonl), or drawn."""

@@ -9,17 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli_output import Column, cell, clock_time, literal, pairs, table
+from orchestrator.cli_output import Column, Rows, cell, clock_time, literal, pairs, table
 from orchestrator.cli_tables import object_of, rows_of, section
 
 #: Fields of a log entry that stand in columns of their own.
 _ENTRY_FIELDS = frozenset({"n", "at", "at_ms", "type", "by", "commit", "event"})
 
 
-def attention_table(rows: Sequence[dict[str, Any]]) -> Table:
+def attention_table(rows: Sequence[dict[str, Any]]) -> Rows:
     """One line for each thing that waits for a person, with the command that deals with it."""
     return table(rows, _ATTENTION_COLUMNS)
 
@@ -31,10 +30,10 @@ _WAITING: Mapping[str, str] = {
     "need": "branch lacks an artifact",
 }  # fmt: skip
 _ATTENTION_COLUMNS = (
-    Column("since (UTC)", lambda row: clock_time(row.get("since")), whole=True),
+    Column("since (UTC)", lambda row: clock_time(row.get("since")), whole=True, rank=3),
     Column("what", lambda row: _waiting_thing(row)),
-    Column("run", "run", whole=True),
-    Column("rev", "revision"),
+    Column("run", "run", whole=True, rank=1),
+    Column("rev", "revision", rank=2),
     Column("why", "why"),
     Column("blocks", lambda row: _blocks(row)),
     Column("command", "command"),

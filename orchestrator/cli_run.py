@@ -31,6 +31,7 @@ from orchestrator.cli_session import (
 from orchestrator.cli_tables import (
     change_line,
     change_report,
+    not_achieved,
     revision_of,
     run_report,
     runs_table,
@@ -129,7 +130,11 @@ def redirect(
     scope: Annotated[str | None, typer.Option(help="The branch that --text and --agent are for.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent that works on --scope from now on.")] = None,
     requirement: Annotated[
-        list[str] | None, typer.Option(help="ID=WORDS: a requirement, changed or new. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="ID=WORDS: a requirement, changed or new. Repeatable. Words name no branch, so all of them are "
+            "redirected; -f FILE with a plan says which ones."
+        ),
     ] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Requirement or scope that goes. Repeatable.")] = None,
     expected_revision: ExpectedOption = None,
@@ -342,3 +347,8 @@ def _judge(view: dict[str, Any]) -> None:
         )
     if phase not in (RunPhase.COMPLETED, RunPhase.CANCELLED):
         raise CommandFailed(Exit.FAILED, f"run {name} ended as {phase}")
+    failed = not_achieved(view) if phase == RunPhase.COMPLETED else []
+    if failed:
+        raise CommandFailed(
+            Exit.FAILED, f"run {name} is completed, but failed, and not done otherwise: {', '.join(failed)}"
+        )

@@ -34,7 +34,7 @@ TokenOption = Annotated[str | None, typer.Option(help="What opens it. Else REGAT
 DataOption = Annotated[
     Path | None,
     typer.Option(
-        help="Data directory; served for this command if nobody does. Else REGATE_DATA's or ./regate-data's server."
+        help="Data directory; served for this command if nobody does. Else REGATE_DATA, ./regate-data, if served."
     ),
 ]
 RunArgument = Annotated[

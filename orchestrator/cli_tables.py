@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli_output import Column, cell, clock_time, literal, pairs, table
+from orchestrator.cli_output import Column, Rows, cell, clock_time, literal, pairs, table
 
 _STYLES: Mapping[str, str] = {
     "running": "green", "completed": "green", "succeeded": "green", "open": "green", "active": "green",
@@ -63,14 +62,14 @@ _RUN_COLUMNS = (
     Column("run", "run", whole=True),
     Column("state", _state, whole=True),
     Column("rev", revision_of),
-    Column("started (UTC)", lambda row: clock_time(row.get("started_at")), whole=True),
-    Column("effects", _counts),
+    Column("started (UTC)", lambda row: clock_time(row.get("started_at")), whole=True, rank=2),
+    Column("effects", _counts, rank=1),
     Column("unresolved", lambda row: row.get("unresolved_total") or None, style="bold red"),
     Column("goal", "text"),
 )
 
 
-def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
+def runs_table(rows: Sequence[dict[str, Any]]) -> Rows:
     """One line for each run."""
     return table(rows, _RUN_COLUMNS)
 
@@ -111,6 +110,19 @@ def _state_words(view: dict[str, Any]) -> Text:
     return (
         words.append_text(literal(f", {failed} effect{'s' if failed != 1 else ''} failed", "red")) if failed else words
     )
+
+
+def not_achieved(view: dict[str, Any]) -> list[str]:
+    """The failed effects of the revisions in force whose action was not done by another attempt either."""
+    effects, scopes = rows_of(view.get("effects")), object_of(view.get("scopes"))
+    done = {row.get("slot") for row in effects if row.get("outcome") == "succeeded"}
+    return [
+        f"{row.get('attempt')} ({row.get('service')}.{row.get('operation')} on {row.get('target')})"
+        for row in effects
+        if row.get("outcome") == "failed"
+        and row.get("slot") not in done
+        and row.get("revision") == object_of(scopes.get(str(row.get("scope")))).get("cur")
+    ]
 
 
 def _failed_line(row: dict[str, Any]) -> Text:
@@ -167,28 +179,28 @@ _SCOPE_COLUMNS = (
     Column("  scope", lambda row: f"  {row['scope']}" if row.get("scope") else "", whole=True),
     Column("gate", lambda row: _state(row, "gate"), whole=True),
     Column("rev", lambda row: _gate_revision(row)),
-    Column("agent", "agent"),
-    Column("child", "child", whole=True),
+    Column("agent", "agent", rank=2),
+    Column("child", "child", whole=True, rank=3),
     Column("done", "done"),
-    Column("waits for", "waits_for"),
+    Column("waits for", lambda row: "nothing: removed from the plan" if row.get("removed") else row.get("waits_for")),
 )
 _CHILD_COLUMNS = (
     Column("  child", lambda row: literal(f"  {row.get('child')}"), whole=True),
     Column("scope", "scope", whole=True),
     Column("rev", "revision"),
     Column("state", _state, whole=True),
-    Column("A2A task", lambda row: _task(row), whole=True),
-    Column("follows", "follows", whole=True),
-    Column("succeeded by", "succeeded_by", whole=True),
-    Column("result", "disposition"),
+    Column("A2A task", lambda row: _task(row), whole=True, rank=4),
+    Column("follows", "follows", whole=True, rank=2),
+    Column("succeeded by", "succeeded_by", whole=True, rank=3),
+    Column("result", "disposition", rank=1),
 )
 _REFUSAL_COLUMNS = (
     Column("  action", lambda row: literal(f"  {row.get('service')}.{row.get('operation')}"), whole=True),
     Column("on", "target", whole=True),
-    Column("asked under", lambda row: f"revision {row.get('revision')}"),
+    Column("asked under", lambda row: f"revision {row.get('revision')}", rank=2),
     Column("refused as", lambda row: str(row.get("reason", "")).replace("_", " ")),
-    Column("in force", lambda row: f"revision {row.get('in_force')}"),
-    Column("child", "child", whole=True),
+    Column("in force", lambda row: f"revision {row.get('in_force')}", rank=1),
+    Column("child", "child", whole=True, rank=3),
 )
 _RESULT_COLUMNS = (
     Column("  result", lambda row: literal(f"  {row.get('result')}"), whole=True),
@@ -279,20 +291,20 @@ def _what_came_back(row: dict[str, Any]) -> object:
 _EFFECT_COLUMNS = (
     Column("effect", "attempt", whole=True),
     Column("rev", "revision"),
-    Column("scope", "scope", whole=True),
-    Column("action", lambda row: f"{row.get('service')}.{row.get('operation')}", whole=True),
+    Column("scope", "scope", whole=True, rank=2),
+    Column("action", lambda row: f"{row.get('service')}.{row.get('operation')}"),
     Column("target", "target"),
     Column("outcome", lambda row: _state(row, "outcome"), whole=True),
-    Column("basis", "basis"),
-    Column("tries", lambda row: len(rows_of(row.get("tries"))) or None),
-    Column("observed result / why", _what_came_back),
-    Column("input", lambda row: str(row.get("input_ref") or "")[:12], whole=True),
-    Column("operation id", "operation_id", whole=True),
-    Column("child", "child", whole=True),
+    Column("basis", "basis", rank=4),
+    Column("tries", lambda row: len(rows_of(row.get("tries"))) or None, rank=3),
+    Column("observed result / why", _what_came_back, rank=1),
+    Column("input", lambda row: str(row.get("input_ref") or "")[:12], whole=True, rank=6),
+    Column("operation id", "operation_id", whole=True, rank=7),
+    Column("child", "child", whole=True, rank=5),
 )
 
 
-def effects_table(rows: Sequence[dict[str, Any]]) -> Table:
+def effects_table(rows: Sequence[dict[str, Any]]) -> Rows:
     """One line for each effect."""
     return table(rows, _EFFECT_COLUMNS)
 
@@ -321,6 +333,7 @@ def effect_report(row: dict[str, Any]) -> Iterator[RenderableType]:
             ("reconciled for", row.get("needs_reconciliation")),
             ("admitted", clock_time(row.get("admitted_at"))),
             ("resolved by", row.get("resolved_by")),
+            ("evidence", row.get("evidence")),
             ("contradicted", "yes: evidence against the recorded outcome" if row.get("contradicted") else ""),
         ]
     )
@@ -330,8 +343,8 @@ def effect_report(row: dict[str, Any]) -> Iterator[RenderableType]:
 
 _TRY_COLUMNS = (
     Column("  try", lambda row: f"  {row['n']}" if "n" in row else ""),
-    Column("granted (UTC)", lambda row: clock_time(row.get("granted_at")), whole=True),
-    Column("gateway", "gateway", whole=True),
+    Column("granted (UTC)", lambda row: clock_time(row.get("granted_at")), whole=True, rank=1),
+    Column("gateway", "gateway", whole=True, rank=2),
     Column("outcome", lambda row: _state(row, "outcome"), whole=True),
     Column("basis", "basis"),
     Column("status", "status"),

@@ -156,7 +156,12 @@ async def _run(setting: Setting, say: Callable[[str], None]) -> dict[str, Any]:
                 raise ProcessFailed("the orchestrator wrote no endpoint.json")
             with Api(endpoint, Where(data=setting.data)) as api:
                 run = await _story(setting, supervisor, api, say)
-                return await report(api, run, setting.data, setting.journals, paste=_command())
+                shown = await report(api, run, setting.data, setting.journals, paste=_command())
+        # What was running when the API was asked has been ended since, and the supervisor saw how.
+        ended = {row["pid"]: row["ended"] for row in supervisor.processes()}
+        for row in shown["processes"]:
+            row["ended"] = ended.get(row["pid"], row["ended"])
+        return shown
 
 
 async def _story(setting: Setting, supervisor: Supervisor, api: Api, say: Callable[[str], None]) -> str:

@@ -181,7 +181,7 @@ def _children(shown: Mapping[str, Any]) -> list[str]:
         if child["follows"]:
             line += f"; follows {child['follows']}, which was {child['follows_state']}"
         lines.append(f"{line}; A2A task {child['task']}")
-    dead = [row for row in shown["processes"] if row["ended"] != "running"]
+    dead = [row for row in shown["processes"] if row["ended"].startswith("killed")]
     return lines + [f"process {row['role']} (pid {row['pid']}): {row['ended']}, started again" for row in dead]
 
 

@@ -155,6 +155,7 @@ def scope_row(run: RunState, name: str) -> dict[str, Any]:
         "closed_at": gate.closed_at or None,
         "child": run.current.get(name),
         "agent": plan.agent if plan else None,
+        "removed": plan is None,
         "done": run.scope_done(name),
         "waits_for": _waits_for(run, name, gate),
         "relaunches": run.relaunches.get(name, 0),

@@ -32,6 +32,7 @@ class Brief:
     waiting: tuple[str, ...] = ()
     stopping: int = 0
     all_done: bool = False
+    held: bool = False
 
 
 def brief_of(run: RunState) -> Brief:
@@ -53,6 +54,7 @@ def brief_of(run: RunState) -> Brief:
         kept=tuple(name for name in head.goal.plan if name not in head.affects),
         waiting=tuple(a.id for name in closed for a in blocking_attempts(run, name)),
         stopping=sum(1 for c in run.children.values() if c.stop_wanted and not c.settled),
+        held=any(gate.holds for gate in run.gates.values()),
         all_done=all(run.scope_done(name) for name in run.gates),
     )
 
@@ -98,7 +100,8 @@ def _what_next(after: Brief) -> str:
             waits = f"waits for the outcome of {_named(after.waiting)}, then " if after.waiting else ""
             children = "child" if after.stopping == 1 else "children"
             stops = f"{after.stopping} {children} asked to stop, " if after.stopping else ""
-            return f"{stops}{waits}the gate of {_named(after.closed)} opens under revision {after.in_force}"
+            resumed = ", and nothing is sent there before `regate run resume`" if after.held else ""
+            return f"{stops}{waits}the gate of {_named(after.closed)} opens under revision {after.in_force}{resumed}"
         case RunPhase.BLOCKED:
             return "a person has to look: `regate attention`"
         case RunPhase.CANCELLING:

@@ -121,10 +121,11 @@ async def test_sent_again_after_others_a_commit_never_comes(store: Store) -> Non
         assert (await desk.submit(RUN, Claim("x"))).decision.says == "taken by other"
 
 
-async def test_sent_again_after_it_arrived_a_commit_is_found(store: Store) -> None:
+@pytest.mark.parametrize("command", [Claim("x", "me"), Note("x"), Order("x", after=0)])
+async def test_sent_again_after_it_arrived_a_commit_is_found(store: Store, command: Claim | Note | Order) -> None:
     silent = Silent(store)
     async with desk_on(silent) as desk:
-        commit = await unknown(desk, Claim("x", "me"))
+        commit = await unknown(desk, command)
         assert isinstance(await store.commit(silent.held[0]), Committed)
         await desk.resend(commit)
         assert (await store.head(RUN))[0] == 1

@@ -285,18 +285,6 @@ async def test_a_copy_that_is_not_exact_asks_for_a_new_look(store: Store, index:
     assert await store.next_due_ms(partition) == 900
 
 
-async def test_each_copy_that_is_not_exact_asks_anew_after_an_empty_commit_answered_the_last(
-    store: Store,
-) -> None:
-    partition = partition_of(RUN, store.partitions)
-    await store.commit(plain(RUN, b"{}", index=Index(True, None, None)))
-    for version in (2, 3, 4):
-        await store.commit(plain(RUN, b"{}", known=0, compare=Compare.NONE, index=Index(True, None, None)))
-        assert await store.next_due_ms(partition) == 0, "whoever sweeps the timers has to hear of it, each time"
-        committed(await store.commit(plain(RUN, known=version, index=Index(True, 500, None))))
-        assert (await store.attention(), await store.next_due_ms(partition)) == ([(RUN, 500)], None)
-
-
 async def test_a_commit_without_index_asks_for_a_new_look(store: Store) -> None:
     await store.commit(plain(RUN, b"{}"))
     assert await timer_of(store, RUN)

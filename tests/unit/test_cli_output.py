@@ -9,14 +9,11 @@ import pytest
 from rich.console import Console
 
 from orchestrator.cli_output import Column, Output, Screen, cell, clock_time, literal, pairs, table, visible
+from orchestrator.cli_records import attention_table, control_lines, doctor_report, log_lines
 from orchestrator.cli_tables import (
-    attention_table,
     change_report,
-    control_lines,
-    doctor_report,
     effect_report,
     effects_table,
-    log_lines,
     run_report,
     runs_table,
     waiting_words,
