@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -36,6 +35,7 @@ from benchmarks.parts_load import cold_load  # noqa: E402
 from benchmarks.parts_redirect import redirects, serve_load  # noqa: E402
 from benchmarks.parts_run import History, history, new_id  # noqa: E402
 from benchmarks.parts_store import alone, crowd, desk_on, rewriting  # noqa: E402
+from orchestrator.app import calm_collector  # noqa: E402
 
 PARTS: Mapping[str, Callable[[dict[str, Any]], Awaitable[None]]] = {
     "service": serve_service,
@@ -46,10 +46,6 @@ PARTS: Mapping[str, Callable[[dict[str, Any]], Awaitable[None]]] = {
 BUSY = 0.5
 #: Slots of the history are below it.
 FIRST_NEW_EFFECT = 50_000_000
-
-
-#: As `regate serve` runs: on uvloop where it is installed.
-LOOP = {"use_uvloop": find_spec("uvloop") is not None}
 
 
 def note(words: str) -> None:
@@ -122,17 +118,16 @@ def main() -> int:
     parser.add_argument("--part", choices=tuple(PARTS), help=argparse.SUPPRESS)
     parser.add_argument("--settings", default="{}", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    calm_collector()  # as `regate serve` does
     if given.part:
-        anyio.run(PARTS[given.part], json.loads(given.settings), backend_options=LOOP)
+        anyio.run(PARTS[given.part], json.loads(given.settings))
         return 0
     size = "smoke" if given.smoke else "quick" if given.quick else "full"
     busy = os.getloadavg()[0]
     folder = Path(tempfile.mkdtemp(prefix="regate-bench-", dir=given.dir))
     begun = perf_counter()
     try:
-        found = anyio.run(
-            run_all, [given.only] if given.only else ["no", "always"], SIZES[size], folder, backend_options=LOOP
-        )
+        found = anyio.run(run_all, [given.only] if given.only else ["no", "always"], SIZES[size], folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if given.output == "json":

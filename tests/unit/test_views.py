@@ -41,6 +41,13 @@ def unknown(stage: Stage, contract_class: ContractClass, **more: Any) -> dict[st
     return effect_row(stage.run, stage.run.attempts[attempt.id])
 
 
+def stage_removal() -> cmd.Revise:
+    """Scope b goes."""
+    return cmd.Revise(
+        by="ann", kind=UpdateKind.CORRECT, request_id="gone", goal=goal(text=""), remove=("b",), reason="not wanted"
+    )
+
+
 def test_a_view_is_json_and_an_effect_has_every_field() -> None:
     stage = Stage(goal("a", budget=5))
     child = stage.running("a")
@@ -299,6 +306,38 @@ def test_the_line_about_a_decision_by_hand() -> None:
     assert line.startswith("now running, from blocked under revision 1; no effect had completed; nothing unresolved")
 
 
+def test_the_line_does_not_send_agents_to_work_that_is_done() -> None:
+    stage = Stage(goal("a"))
+    assert brief_of(stage.run).all_done is False
+    row = unknown(stage, ContractClass.OPAQUE, dedupes=False, tries_max=1, unknown_blocks=Blocks.SLOT)
+    child = stage.run.children[row["child"]]
+    stage.seen(child, TaskState.COMPLETED)
+    stage.file(child)
+    before = brief_of(stage.run)
+    stage.ok(
+        cmd.Resolve(attempt=row["attempt"], happened=True, request_id="r", reason="seen", evidence="log", by="ann")
+    )
+    line = summary_line(before, brief_of(stage.run))
+    assert "the agents work" not in line
+    assert "every branch is done" in line or "the run has ended" in line
+
+
+def test_the_line_about_a_redirect_of_a_paused_run_says_that_it_stays_held() -> None:
+    stage = Stage(goal("a"))
+    stage.running("a")
+    stage.pause()
+    before = brief_of(stage.run)
+    stage.change("a")
+    assert "`regate run resume`" in summary_line(before, brief_of(stage.run))
+
+
+def test_a_scope_that_was_removed_says_so() -> None:
+    stage = Stage(goal("a", "b"))
+    stage.ok(stage_removal())
+    scopes = run_view(stage.run)["scopes"]
+    assert (scopes["a"]["removed"], scopes["b"]["removed"]) == (False, True)
+
+
 # --- the control channel ---------------------------------------------------------------------------------------------
 
 
@@ -336,5 +375,26 @@ def test_the_control_channel_has_pauses_and_cancels_in_order() -> None:
     rows = control_view(enumerate(stage.log, start=1))
     assert [row["kind"] for row in rows] == [UpdateKind.START, UpdateKind.PAUSE, UpdateKind.RESUME, UpdateKind.CANCEL]
     assert (rows[1]["held"], rows[2]["released"]) == (["a"], ["a"])
-    assert rows[1]["told"] == []
-    assert [row["child"] for row in rows[3]["told"]] == [child.id]
+    assert [row["revision"] for row in rows] == [1, 1, 1, 1]
+    assert [(row["child"], row["how"]) for row in rows[1]["told"]] == [(child.id, "held")]
+    assert [(row["child"], row["how"]) for row in rows[2]["told"]] == [(child.id, "released")]
+    assert rows[1]["acknowledged"] == rows[2]["acknowledged"] == []
+    assert [(row["child"], row["how"]) for row in rows[3]["told"]] == [(child.id, "asked to stop")]
+
+
+def test_a_pause_is_acknowledged_by_what_the_held_child_is_seen_to_do() -> None:
+    stage = Stage(goal("a", "b"))
+    child, old = stage.running("a"), stage.running("b")
+    stage.change("b")
+    stage.pause()
+    stage.ask(child)
+    stage.ask(old)  # superseded, so it is not held: it never goes on
+    stage.resume()
+    stage.ask(child)
+    *_, pause, resume = control_view(enumerate(stage.log, start=1))
+    assert (pause["revision"], resume["revision"]) == (2, 2)
+    assert [row["child"] for row in pause["told"]] == [row["child"] for row in resume["told"]] == [child.id]
+    assert [(row["child"], row["how"]) for row in pause["acknowledged"]] == [
+        (child.id, "was answered `held` and waits")
+    ]
+    assert [(row["child"], row["how"]) for row in resume["acknowledged"]] == [(child.id, "acts again")]
