@@ -1,4 +1,4 @@
-"""What a new user does first, as the README says, at any typing speed; and what happens beside a running `regate dev`."""
+"""What a new user does first, as the README says, at any typing speed; and what happens beside a running dev."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(40)
+        process.communicate(timeout=40)
 
 
 def test_the_first_goal_can_be_redirected_however_slowly_one_types(project: Path) -> None:
@@ -108,6 +108,6 @@ def test_a_server_beside_it_leaves_it_where_it_was_found(project: Path) -> None:
         assert json.loads(beside.stdout.readline())["url"] != before["url"]
     finally:
         beside.send_signal(signal.SIGTERM)
-        beside.wait(30)
+        beside.communicate(timeout=30)
     assert json.loads(endpoint.read_text()) == before
     assert regate("run", "list", cwd=project).returncode == 0
