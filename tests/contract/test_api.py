@@ -109,6 +109,7 @@ async def test_effects_are_shown_with_their_frozen_request_and_settled_by_hand(r
     assert (await room.http.get("/v1/attention")).json()["items"] == []
     again = await room.http.post(f"/v1/effects/{attempt}/resolve", json=decision)
     assert again.json()["verdict"] == "repeated"
+    assert (await room.http.get(f"/v1/effects/{attempt}")).json()["evidence"] == "her answer"
 
 
 async def test_effects_come_in_pages(room: Room) -> None:
@@ -383,13 +384,16 @@ async def test_a_store_that_is_away_is_said_and_a_repeat_is_safe(room: Room, mem
     run = (await room.start())["run"]["run"]
     memory_store.faults.unavailable = True
     problem = refused(await room.http.get(f"/v1/runs/{run}"), 503, "store-unavailable")
-    assert "request_id" in problem["detail"]
+    assert "request_id" not in problem["detail"], "a look changes nothing"
+    [finding] = (await room.http.get("/v1/doctor")).json()["problems"]
+    assert "the store does not answer" in finding
     refused(await room.http.get("/v1/runs"), 503, "store-unavailable")
     memory_store.faults.unavailable = False
     assert (await room.view(run))["state"] == "running"
     memory_store.faults.unknown_outcomes = 1
     body = {"reason": "r", "request_id": "p"}
-    refused(await room.http.post(f"/v1/runs/{run}/pause", json=body), 503, "store-unavailable")
+    problem = refused(await room.http.post(f"/v1/runs/{run}/pause", json=body), 503, "store-unavailable")
+    assert "request_id" in problem["detail"]
     answer = (await room.http.post(f"/v1/runs/{run}/pause", json=body)).json()
     assert answer["run"]["state"] == "paused"
     assert len(answer["run"]["updates"]) == 2
