@@ -173,6 +173,8 @@ def agenda(run: RunState, now: int, *, epoch: int = 0) -> Agenda:
 def _gates(run: RunState, epoch: int, times: _Times) -> Iterator[Action]:
     for scope, gate in run.gates.items():
         if gate.state is GateState.CLOSED:
+            if _has_unasked_child(run, scope):
+                continue  # first it is written down who is asked to stop, so that the checkpoint can say so
             if not (blocking_attempts(run, scope) or blocking_children(run, scope) or budget_overdrawn(run)):
                 yield Commit(cmd.OpenScope(by="conductor", scope=scope, revision=gate.target, epoch=epoch))
         elif gate.state is GateState.OPEN and not run.finished and _wants_child(run, scope):
@@ -181,6 +183,13 @@ def _gates(run: RunState, epoch: int, times: _Times) -> Iterator[Action]:
             plan = run.goal_of(scope)
             if plan is not None:
                 yield Plan(scope, gate.cur, plan.agent)
+
+
+def _has_unasked_child(run: RunState, scope: str) -> bool:
+    return any(
+        child.scope == scope and child.stop_wanted and child.task and not child.stops and not child.settled
+        for child in run.children.values()
+    )
 
 
 def _next_child_at(run: RunState, scope: str) -> int:

@@ -112,6 +112,8 @@ def test_a_redirect_stops_the_child_asks_about_the_attempt_and_then_opens() -> N
     assert Ask(attempt.id) in stage.agenda(CLOSE_GRACE_MS), "a void need not wait for the time-out"
     assert cmd.OpenScope not in _commits(stage.agenda(AN_HOUR)), "not before the attempt is settled"
     stage.voided(attempt)
+    assert _commits(stage.agenda()) == [], "who is asked to stop is written down before the checkpoint that names them"
+    stage.ok(cmd.RequestStop(child=child.id, reason="superseded"))
     assert _commits(stage.agenda()) == [cmd.OpenScope]
     assert _commits(stage.agenda(AN_HOUR)) == [cmd.OpenScope], "a gated child that goes on does not delay it"
     stage.open("a")
@@ -257,8 +259,10 @@ def test_opening_is_not_listed_while_it_would_be_refused() -> None:
 
 def test_a_slot_that_is_unknown_does_not_keep_the_gate_closed() -> None:
     stage = Stage(goal("a"))
-    stage.unknown(stage.running("a"), contract=facts(ContractClass.OPAQUE, unknown_blocks=Blocks.SLOT))
+    child = stage.running("a")
+    stage.unknown(child, contract=facts(ContractClass.OPAQUE, unknown_blocks=Blocks.SLOT))
     stage.change("a")
+    stage.ok(cmd.RequestStop(child=child.id, reason="superseded"))
     assert cmd.OpenScope in _commits(stage.agenda())
 
 
