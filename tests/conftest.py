@@ -13,11 +13,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import sysconfig
 from pathlib import Path
 
 import pytest
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and every process they start inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 TESTS = Path(__file__).resolve().parent
 RINGS = ("tidy", "unit", "contract", "scenario", "stateful", "crash")

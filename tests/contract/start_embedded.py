@@ -27,8 +27,6 @@ async def main(data_dir: str, binary: str) -> None:
 
 
 if __name__ == "__main__":
-    # A shell that runs the tests in the background has them ignore Ctrl-C, and that is inherited.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     anyio.run(main, sys.argv[1], sys.argv[2])
     if "--stay" in sys.argv:
         signal.pause()
