@@ -108,8 +108,8 @@ class DifficultChild(AgentExecutor):
             self.jobs.pop(task.id, None)
 
     async def behave(self, job: Job) -> None:
-        """Work, and publish the end of the task."""
-        raise NotImplementedError
+        """Work, and publish the end of the task: here, at once. Each kind has its own way."""
+        await job.complete()
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """The polite answer; each kind has its own."""
